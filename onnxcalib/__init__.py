@@ -1,0 +1,17 @@
+"""Post-training quantization from ONNX to ONNX."""
+
+from __future__ import annotations
+
+from onnxcalib.data import Preprocess
+from onnxcalib.errors import DataError, ModelError, OnnxcalibError, OutputError, RecipeError, RuntimeMissingError
+from onnxcalib.pipeline import Result, evaluate, inspect, quantize
+from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, read_recipe, write_recipe
+from onnxcalib.stages.evaluate import Evaluation
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataError", "Evaluation", "ModelError", "OnnxcalibError", "OutputError", "Pipeline", "Precision", "Preprocess",
+    "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError", "evaluate", "inspect", "quantize",
+    "read_recipe", "write_recipe",
+]  # fmt: skip

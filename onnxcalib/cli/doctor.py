@@ -1,0 +1,33 @@
+"""onnxcalib doctor."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import click
+
+from onnxcalib import __version__
+from onnxcalib.engine.runtime import find_runtime
+
+PACKAGES = ("onnx", "numpy", "onnx-graphsurgeon", "highspy", "click", "rich", "pillow")
+
+
+@click.command()
+def doctor() -> None:
+    """Print versions, the runtime, and whether gradients are available."""
+    click.echo(f"onnxcalib {__version__}")
+    click.echo(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    for name in PACKAGES:
+        click.echo(f"{name} {_version(name)}")
+    runtime = find_runtime()
+    click.echo(f"runtime {', '.join(runtime.packages) or 'onnxruntime'} {runtime.version}")
+    through = "through ONNX Runtime training" if runtime.gradients else "not through this runtime"
+    click.echo(f"gradients {'available' if runtime.gradients else 'not available'}, {through}")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

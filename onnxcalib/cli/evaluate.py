@@ -1,0 +1,45 @@
+"""onnxcalib evaluate."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
+from onnxcalib.pipeline import evaluate as evaluate_models
+from onnxcalib.report.tables import evaluation_table
+from onnxcalib.stages.evaluate import Evaluation
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True, type=FILE)
+@click.option("-d", "--data", required=True, type=FILE, help="Data with or without labels.")
+@click.option("--reference", type=FILE, help="The float model to compare with.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@image_options
+@with_runtime
+def evaluate(models: tuple[Path, ...], data: Path, reference: Path | None, as_json: bool, **options: Any) -> None:
+    """Measure MODELS on data: top-1, agreement, SQNR, distillation loss, bytes, latency.
+
+    \b
+    onnxcalib evaluate small.onnx -d test.npz --reference model.onnx
+    """
+    with progress_bar() as progress:
+        rows = evaluate_models(
+            list(models), data, reference, preprocess=preprocess_from(options), progress=progress
+        )
+    if as_json:
+        click.echo(json.dumps([_plain(row) for row in rows], indent=1))
+    else:
+        console().print(evaluation_table(rows))
+
+
+def _plain(row: Evaluation) -> dict[str, Any]:
+    """JSON has no infinity."""
+    values = dataclasses.asdict(row)
+    return {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in values.items()}

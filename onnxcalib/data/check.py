@@ -1,0 +1,108 @@
+"""The checks that every kind of data goes through; each failure is one sentence and a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxcalib.data.spec import LABELS, Array, Feed, InputSpec, Labels, show
+from onnxcalib.errors import DataError, near
+
+
+def check_names(found: Iterable[str], inputs: Sequence[InputSpec], where: str) -> None:
+    """Every input has its array, and every array is an input or the labels."""
+    present = list(found)
+    wanted = [spec.name for spec in inputs]
+    for name in wanted:
+        if name not in present:
+            listed = ", ".join(present) if present else "none"
+            hint = near(name, [other for other in present if other not in {*wanted, LABELS}])
+            hint = f"Name each array after its input. {hint}".strip()
+            raise DataError(f"The input '{name}' has no array in {where}, which has: {listed}.", hint)
+    for name in present:
+        if name not in wanted and name != LABELS:
+            hint = f"Remove it, or rename it: the inputs are {', '.join(wanted)}, and labels are named '{LABELS}'."
+            raise DataError(f"The array '{name}' of {where} is no input of the model.", hint)
+
+
+def check_dtype(dtype: np.dtype[Any], spec: InputSpec, where: str) -> None:
+    """The element type is the input's own: nothing is cast silently."""
+    if dtype != spec.dtype:
+        hint = f'Convert it first: array.astype("{spec.dtype}").'
+        raise DataError(f"{where} is {dtype}, but the input '{spec.name}' is {spec.dtype}.", hint)
+
+
+def check_axes(shape: tuple[int, ...], wanted: tuple[int | None, ...], spec: InputSpec, where: str) -> None:
+    """Every axis has the size that is wanted, where that is fixed."""
+    needs = f"the input '{spec.name}' is {show(spec.shape)}"
+    if len(shape) != len(wanted):
+        hint = f"Give it {len(wanted)} axes, as {show(wanted)}."
+        raise DataError(f"{where} has shape {show(shape)}, {len(shape)} axes, but {needs}.", hint)
+    for axis, (found, fixed) in enumerate(zip(shape, wanted, strict=True)):
+        if fixed is not None and found != fixed:
+            message = f"{where} has shape {show(shape)}: its axis {axis} is {found} and must be {fixed}, as {needs}."
+            raise DataError(message, f"Reshape, crop or pad the data to {show(wanted)}.")
+
+
+def check_labels(labels: Array, count: int, where: str) -> Labels:
+    """One class index a sample, as int64."""
+    hint = "Labels are one class index, 0 or higher, for every sample."
+    if labels.dtype.kind not in "iu":
+        raise DataError(f"{where} is {labels.dtype}, but labels are integers.", hint)
+    if labels.shape != (count,):
+        raise DataError(f"{where} has shape {show(labels.shape)}, but there are {count} samples.", hint)
+    if count and labels.min() < 0:
+        sample = int(np.argmax(labels < 0))
+        raise DataError(f"{where} holds {labels[sample]} for sample {sample}, but labels are not negative.", hint)
+    return np.array(labels, dtype=np.int64)
+
+
+def check_finite(array: Array, where: Callable[[int], str]) -> Array:
+    """Return the array if it holds no NaN or Inf; `where` names the place of a row along the first axis."""
+    # bfloat16 and its small relatives have the kind V; integers, booleans and text cannot be NaN.
+    if array.dtype.kind not in "fcV":
+        return array
+    good = np.isfinite(array)
+    if good.all():
+        return array
+    row = int(np.argmin(good.reshape(len(good), -1).all(axis=1))) if array.ndim else 0
+    raise DataError(f"{where(row)} holds NaN or Inf.", "Remove that sample, or repair what produced it.")
+
+
+def check_feed(item: object, inputs: Sequence[InputSpec], where: str) -> tuple[Feed, Labels | None]:
+    """Turn what somebody gave as one feed into arrays that fit the inputs, and its labels if it has them."""
+    if not isinstance(item, Mapping):
+        hint = "Yield a dict from input name to NumPy array."
+        raise DataError(f"A feed is a dict of arrays, but {where} is a {type(item).__name__}.", hint)
+    given = {str(name): value for name, value in item.items()}
+    check_names(given, inputs, where)
+    feed = {}
+    for spec in inputs:
+        array = as_array(given[spec.name], f"Array '{spec.name}' of {where}")
+        check_dtype(array.dtype, spec, f"Array '{spec.name}' of {where}")
+        check_axes(array.shape, spec.shape, spec, f"Array '{spec.name}' of {where}")
+        if array.size == 0:
+            raise DataError(f"Array '{spec.name}' of {where} is empty.", "Leave that feed out.")
+        feed[spec.name] = array
+    if LABELS in feed or LABELS not in given:
+        return feed, None
+    title = f"Array '{LABELS}' of {where}"
+    labels = as_array(given[LABELS], title)
+    return feed, check_labels(np.atleast_1d(labels), samples_in(feed), title)
+
+
+def samples_in(feed: Feed) -> int:
+    """The length of the batch axis if all inputs agree on it, else 1."""
+    lengths = {len(array) if array.ndim else None for array in feed.values()}
+    length = lengths.pop() if len(lengths) == 1 else None
+    return 1 if length is None else length
+
+
+def as_array(value: object, where: str) -> Array:
+    """A NumPy array, whatever array-like it was."""
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"{where} is not an array: {error}.", "Give a NumPy array.") from error

@@ -1,0 +1,133 @@
+"""Folders of .npy or .npz files, and which kind of data a folder holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxcalib.data.arrays import Npz, map_npy, natural
+from onnxcalib.data.check import check_axes, check_dtype, check_names
+from onnxcalib.data.feeds import from_files
+from onnxcalib.data.images import class_folders, images_in, open_images
+from onnxcalib.data.preprocess import Preprocess
+from onnxcalib.data.protobuf import open_test_sets, set_folders
+from onnxcalib.data.samples import FileRows, SampleDataset, join_rows
+from onnxcalib.data.spec import LABELS, Array, Dataset, InputSpec
+from onnxcalib.errors import DataError
+
+
+def open_folder(folder: Path, inputs: Sequence[InputSpec], preprocess: Preprocess | None) -> Dataset:
+    """Look at what the folder holds and open it as that."""
+    kind = _kind(folder)
+    if kind == "images":
+        return open_images(folder, inputs, preprocess)
+    refuse_preprocess(preprocess, str(folder))
+    if kind == "test sets":
+        return open_test_sets(folder, inputs)
+    files = sorted(folder.glob(f"[!.]*{kind}"), key=natural)
+    return _open_npy(folder, files, inputs) if kind == ".npy" else _open_npz(folder, files, inputs)
+
+
+def refuse_preprocess(preprocess: Preprocess | None, source: str) -> None:
+    """Preprocessing has no effect on data that is no images, so it is an error there."""
+    if preprocess is not None:
+        hint = "Leave it out, and store the arrays as the model reads them."
+        raise DataError(f"Preprocessing was given, but {source} holds no images.", hint)
+
+
+def _kind(folder: Path) -> str:
+    if set_folders(folder):  # the model zoo keeps other files beside them
+        return "test sets"
+    kinds = [suffix for suffix in (".npy", ".npz") if any(folder.glob(f"[!.]*{suffix}"))]
+    if images_in(folder) or class_folders(folder):
+        kinds.append("images")
+    if not kinds:
+        hint = "Give a folder with .npy files, .npz files, images or test_data_set_* folders."
+        raise DataError(f"{folder} holds no data.", hint)
+    if len(kinds) > 1:
+        raise DataError(f"{folder} holds more than one kind of data: {', '.join(kinds)}.", "Keep one kind in a folder.")
+    return kinds[0]
+
+
+def _open_npy(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> SampleDataset:
+    """Each file is one sample, or a batch of them, for the only input."""
+    if len(inputs) != 1:
+        hint = "Save .npz files with one array an input name instead."
+        raise DataError(f"{folder} holds .npy files, but the model has {len(inputs)} inputs.", hint)
+    spec = inputs[0]
+
+    def load(index: int) -> Array:
+        return _batched(map_npy(files[index], str(files[index])), spec, str(files[index]))
+
+    counts = [len(load(index)) for index in range(len(files))]
+    rows = FileRows([str(file) for file in files], counts, load)
+    return join_rows(str(folder), inputs, {spec.name: rows}, None)
+
+
+def _open_npz(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> Dataset:
+    """Each file is one sample or a batch; where the inputs share no batch axis, it is one feed."""
+    if any(spec.rank == 0 for spec in inputs) or len({spec.shape[0] for spec in inputs}) > 1:
+        return from_files(str(folder), inputs, [str(file) for file in files], lambda index: _feed(files[index]))
+    archives = [Npz(file) for file in files]
+    counts = [_samples(archive, inputs) for archive in archives]
+
+    def load(spec: InputSpec, index: int) -> Array:
+        return _batched(archives[index][spec.name], spec, archives[index].title(spec.name))
+
+    rows = {}
+    for spec in inputs:
+        titles = [archive.title(spec.name) for archive in archives]
+        rows[spec.name] = FileRows(titles, counts, partial(load, spec))
+    return join_rows(str(folder), inputs, rows, _labels(folder, archives, counts, inputs))
+
+
+def _feed(file: Path) -> dict[str, Array]:
+    archive = Npz(file)
+    return {name: np.array(archive[name]) for name in archive.names}
+
+
+def _samples(archive: Npz, inputs: Sequence[InputSpec]) -> int:
+    """The number of samples in a file, from the headers of its arrays alone."""
+    check_names(archive.names, inputs, str(archive.path))
+    counts = {}
+    for spec in inputs:
+        shape = _with_batch(*archive.header(spec.name), spec, archive.title(spec.name))
+        counts[spec.name] = shape[0]
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        hint = "Every array has one entry a sample."
+        raise DataError(f"The arrays of {archive.path} differ in their number of samples: {listed}.", hint)
+    return next(iter(counts.values()))
+
+
+def _labels(folder: Path, archives: list[Npz], counts: list[int], inputs: Sequence[InputSpec]) -> Array | None:
+    holders = [archive for archive in archives if LABELS in archive.names]
+    if not holders or any(spec.name == LABELS for spec in inputs):
+        return None
+    if len(holders) < len(archives):
+        hint = "Give labels in every file, or in none."
+        raise DataError(f"{len(archives) - len(holders)} of the files in {folder} have no labels.", hint)
+    labels = [np.atleast_1d(np.array(archive[LABELS])) for archive in archives]
+    for archive, some, count in zip(archives, labels, counts, strict=True):
+        if some.shape != (count,):
+            message = f"{archive.title(LABELS)} has {some.size} labels for {count} samples."
+            raise DataError(message, "Give one label for every sample.")
+    return np.concatenate(labels)
+
+
+def _batched(array: Array, spec: InputSpec, where: str) -> Array:
+    return array.reshape(_with_batch(array.shape, array.dtype, spec, where))
+
+
+def _with_batch(shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputSpec, where: str) -> tuple[int, ...]:
+    """The shape with a batch axis, which a file with one sample may leave out."""
+    check_dtype(dtype, spec, where)
+    full = (1, *shape) if len(shape) == spec.rank - 1 else shape
+    check_axes(full, (None, *spec.shape[1:]), spec, where)
+    if full[0] == 0:
+        raise DataError(f"{where} holds no samples.", "Remove that file.")
+    return full

@@ -1,0 +1,79 @@
+"""Folders of images, decoded as they are read."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from onnxcalib.data.arrays import natural
+from onnxcalib.data.preprocess import Pixels, Preprocess
+from onnxcalib.data.samples import FileRows, SampleDataset, join_rows
+from onnxcalib.data.spec import Array, InputSpec
+from onnxcalib.errors import DataError
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+
+
+def open_images(folder: Path, inputs: Sequence[InputSpec], preprocess: Preprocess | None) -> SampleDataset:
+    """Images of a folder, or of one sub-folder a class, whose plain sorted names give the labels 0, 1, ..."""
+    if len(inputs) != 1:
+        hint = "Give arrays by input name in a .npz file instead."
+        raise DataError(f"{folder} holds images, but the model has {len(inputs)} inputs, not one.", hint)
+    pixels = (preprocess or Preprocess()).fit(inputs[0])
+    _pillow()  # a missing library is told on opening, not in the middle of the first batch
+    paths, labels = _listed(folder)
+    titles = [str(path) for path in paths]
+    rows = FileRows(titles, [1] * len(paths), lambda index: decode(paths[index], pixels))
+    return join_rows(str(folder), inputs, {inputs[0].name: rows}, labels)
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The images that lie directly in a folder, 2 before 10."""
+    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
+    return sorted((path for path in found if path.is_file()), key=natural)
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """The sub-folders, if at least one of them holds images; an empty one still counts as a class."""
+    folders = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    return folders if any(images_in(path) for path in folders) else []
+
+
+def decode(path: Path, pixels: Pixels) -> Array:
+    """One image as one sample, with a batch axis of 1."""
+    image_module = _pillow()
+    try:
+        with image_module.open(path) as image:
+            if image.mode[0] in "IF":
+                hint = "Convert it to 8 bits first; how to scale it depends on the data."
+                raise DataError(f"{path} has more than 8 bits a channel.", hint)
+            image = image.convert("L" if pixels.grey else "RGB")  # noqa: PLW2901 - the file stays open until the end
+            image = image.resize(pixels.scaled(*image.size), image_module.Resampling.BILINEAR)  # noqa: PLW2901
+            data = np.asarray(image.crop(pixels.window(*image.size)))
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, image_module.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be decoded: {error}.", "Replace it or remove it.") from error
+    return pixels.sample(data[:, :, np.newaxis] if pixels.grey else data)
+
+
+def _listed(folder: Path) -> tuple[list[Path], Array | None]:
+    flat, classes = images_in(folder), class_folders(folder)
+    if flat and classes:
+        hint = "Move the images into class folders, or all into one folder."
+        raise DataError(f"{folder} holds images both itself and in sub-folders.", hint)
+    if flat:
+        return flat, None
+    groups = [images_in(path) for path in classes]
+    labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    return [path for group in groups for path in group], labels
+
+
+def _pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError("Reading images needs Pillow.", "Type: pip install onnxcalib[images]") from error
+    return Image

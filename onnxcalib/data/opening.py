@@ -1,0 +1,76 @@
+"""One door for every kind of data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxcalib.data.arrays import Npz
+from onnxcalib.data.check import as_array, check_names
+from onnxcalib.data.feeds import from_iterable, from_one_shot
+from onnxcalib.data.folder import open_folder, refuse_preprocess
+from onnxcalib.data.preprocess import Preprocess
+from onnxcalib.data.samples import SampleDataset, from_arrays
+from onnxcalib.data.spec import LABELS, Array, Dataset, InputSpec
+from onnxcalib.errors import DataError
+
+_KINDS = "Give a .npz file; a folder of .npy files, .npz files, images or test_data_set_* folders; or Python feeds."
+
+
+def open_data(source: Any, inputs: Sequence[InputSpec], preprocess: Preprocess | None = None) -> Dataset:
+    """Open a path, a dict of arrays, feeds from Python, or a Dataset, for a model with these inputs."""
+    if not inputs:
+        raise DataError("The model has no inputs, so it needs no data.", "Check that it is the right model.")
+    if isinstance(source, str | os.PathLike):
+        return _open_path(Path(source), inputs, preprocess)
+    refuse_preprocess(preprocess, f"a Python {type(source).__name__}")
+    if isinstance(source, Mapping):
+        return _open_dict(source, inputs)
+    if callable(getattr(source, "get_next", None)):
+        return from_one_shot("python data reader", inputs, _until_none(source.get_next))
+    if isinstance(source, Dataset):
+        return source
+    if not isinstance(source, Iterable):
+        raise DataError(f"A {type(source).__name__} is no data.", _KINDS)
+    feeds = iter(source)
+    # An iterator, or an object that hands out the same iterator again, can be read only once.
+    if feeds is source or iter(source) is feeds:
+        return from_one_shot("python iterable", inputs, feeds)
+    return from_iterable("python iterable", inputs, source)
+
+
+def _open_path(path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess | None) -> Dataset:
+    if path.is_dir():
+        return open_folder(path, inputs, preprocess)
+    if not path.exists():
+        raise DataError(f"{path} does not exist.", "Check the path of the data.")
+    if path.suffix.lower() != ".npz":
+        raise DataError(f"{path} is of an unknown kind.", _KINDS)
+    refuse_preprocess(preprocess, str(path))
+    archive = Npz(path)
+    check_names(archive.names, inputs, str(path))
+    return from_arrays(str(path), inputs, *_arrays(archive.names, archive.__getitem__, inputs))
+
+
+def _open_dict(source: Mapping[str, object], inputs: Sequence[InputSpec]) -> SampleDataset:
+    check_names(source, inputs, "the dict")
+
+    def get(name: str) -> Array:
+        return as_array(source[name], f"Array '{name}'")
+
+    return from_arrays("python dict", inputs, *_arrays(source, get, inputs))
+
+
+def _arrays(
+    names: Iterable[str], get: Callable[[str], Array], inputs: Sequence[InputSpec]
+) -> tuple[dict[str, Array], Array | None]:
+    """The inputs' arrays, and the labels unless the model has an input of that name."""
+    arrays = {spec.name: get(spec.name) for spec in inputs}
+    return arrays, get(LABELS) if LABELS in names and LABELS not in arrays else None
+
+
+def _until_none(get_next: Callable[[], object]) -> Iterator[object]:
+    while (feed := get_next()) is not None:
+        yield feed

@@ -1,0 +1,186 @@
+"""Data whose arrays have samples along the first axis, cut into batches."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from onnxcalib.data.check import check_axes, check_dtype, check_finite, check_labels
+from onnxcalib.data.spec import LABELS, Array, Feed, InputSpec, Labels, show
+from onnxcalib.errors import DataError
+
+
+class Rows(Protocol):
+    """The samples of one input, read a few at a time."""
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+
+    def read(self, start: int, stop: int) -> Array:
+        """A fresh array of the samples from start to stop."""
+
+    def where(self, index: int) -> str:
+        """Where a sample lies, for messages."""
+
+
+class ArrayRows:
+    """Samples along the first axis of one array, in memory or mapped."""
+
+    def __init__(self, array: Array, title: str) -> None:
+        self._array = array
+        self._title = title
+        self.count = len(array)
+
+    def read(self, start: int, stop: int) -> Array:
+        """A copy, so that nobody can write into the data."""
+        return np.array(self._array[start:stop], order="C")
+
+    def where(self, index: int) -> str:
+        """The array and the sample."""
+        return f"{self._title}, sample {index},"
+
+
+class FileRows:
+    """Samples in files, each of which holds one or more; one file at a time is open."""
+
+    def __init__(self, titles: Sequence[str], counts: Sequence[int], load: Callable[[int], Array]) -> None:
+        self._titles = titles
+        self._ends = list(accumulate(counts))
+        self._load = load
+        self._last: tuple[int, Array] | None = None  # a file with many samples is not opened for each of them
+        self.count = self._ends[-1]
+
+    def read(self, start: int, stop: int) -> Array:
+        """The samples, from as many files as they lie in."""
+        pieces = []
+        while start < stop:
+            file = bisect_right(self._ends, start)
+            begin = self._ends[file - 1] if file else 0
+            end = min(stop, self._ends[file])
+            pieces.append(self._open(file)[start - begin : end - begin])
+            start = end
+        return np.concatenate(pieces)
+
+    def where(self, index: int) -> str:
+        """The file and the sample."""
+        return f"{self._titles[bisect_right(self._ends, index)]}, sample {index},"
+
+    def _open(self, file: int) -> Array:
+        if self._last is None or self._last[0] != file:
+            array = self._load(file)
+            if len(array) != self._ends[file] - (self._ends[file - 1] if file else 0):
+                raise DataError(
+                    f"{self._titles[file]} changed while it was in use.", "Leave the data alone during a run."
+                )
+            self._last = (file, array)
+        return self._last[1]
+
+
+@dataclass(frozen=True, eq=False)
+class SampleDataset:
+    """Samples of every input, from `start` to `stop`; `batch` is the batch size that the model fixes."""
+
+    source: str
+    labels: Labels | None
+    rows: Mapping[str, Rows]
+    whole: frozenset[str]  # inputs whose every entry is a whole tensor, with no batch axis to cut
+    batch: int | None
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        """The number of samples, in whole batches where the model fixes their size."""
+        return self.stop - self.start
+
+    def batches(self, size: int) -> Iterator[Feed]:
+        """Yield feeds of `size` samples, or of the batch size that the model fixes."""
+        if size < 1:
+            raise DataError(f"The batch size is {size}.", "Give 1 or more.")
+        return self._batches(self.batch or size)
+
+    def _batches(self, size: int) -> Iterator[Feed]:
+        for start in range(self.start, self.stop, size):
+            yield {name: self._read(name, start, min(start + size, self.stop)) for name in self.rows}
+
+    def _read(self, name: str, start: int, stop: int) -> Array:
+        rows = self.rows[name]
+        array = check_finite(rows.read(start, stop), lambda row: rows.where(start + row))
+        return np.asarray(array[0]) if name in self.whole else array
+
+    def sizes(self) -> list[int]:
+        """The samples in each piece that cannot be cut."""
+        step = self.batch or 1
+        return [step] * (len(self) // step)
+
+    def part(self, first: int, last: int) -> SampleDataset:
+        """The pieces from first to last."""
+        step = self.batch or 1
+        low, high = first * step, last * step
+        labels = None if self.labels is None else self.labels[low:high]
+        return replace(self, labels=labels, start=self.start + low, stop=self.start + high)
+
+
+def join_rows(
+    source: str,
+    inputs: Sequence[InputSpec],
+    rows: Mapping[str, Rows],
+    labels: Array | None,
+    whole: frozenset[str] = frozenset(),
+) -> SampleDataset:
+    """Put the samples of all inputs together, once they agree on how many there are."""
+    counts = {name: column.count for name, column in rows.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        hint = (
+            "Every array has one entry a sample; give an input without a batch axis one axis more, as [samples, ...]."
+        )
+        raise DataError(f"The arrays of {source} differ in their number of samples: {listed}.", hint)
+    count = next(iter(counts.values()))
+    if count == 0:
+        raise DataError(f"{source} holds no samples.", "Give at least one sample.")
+    known = None if labels is None else check_labels(labels, count, f"Array '{LABELS}' of {source}")
+    batch = _batch([spec for spec in inputs if spec.name not in whole], bool(whole), source)
+    if batch is not None and count < batch:
+        hint = f"Give at least {batch} samples, or export the model with a batch axis of any size."
+        raise DataError(f"{source} holds {count} samples, but the model's batch size is fixed at {batch}.", hint)
+    if batch is not None:
+        count -= count % batch
+    return SampleDataset(source, None if known is None else known[:count], rows, whole, batch, 0, count)
+
+
+def _batch(inputs: Sequence[InputSpec], single: bool, source: str) -> int | None:
+    """The one batch size that the inputs fix, if they fix one; 1 if the data has whole tensors."""
+    fixed = {spec.name: spec.shape[0] for spec in inputs if spec.shape[0] is not None}
+    sizes = {1, *fixed.values()} if single else set(fixed.values())
+    if len(sizes) > 1:
+        listed = ", ".join(f"'{name}' {size}" for name, size in fixed.items())
+        hint = "Give each array whose first axis is no batch axis one axis more, as [samples, ...]."
+        raise DataError(f"The inputs do not share a batch axis that {source} can be cut along: {listed}.", hint)
+    return sizes.pop() if sizes else None
+
+
+def from_arrays(
+    source: str, inputs: Sequence[InputSpec], arrays: Mapping[str, Array], labels: Array | None
+) -> SampleDataset:
+    """Samples from one array an input; an array with one axis more than its input holds whole tensors."""
+    rows = {}
+    whole = set()
+    for spec in inputs:
+        array = arrays[spec.name]
+        title = f"Array '{spec.name}' of {source}"
+        check_dtype(array.dtype, spec, title)
+        if array.ndim == 0:
+            raise DataError(f"{title} is a single number.", f"Give it one axis more, as {show((None, *spec.shape))}.")
+        if array.ndim == spec.rank + 1:
+            whole.add(spec.name)
+            check_axes(array.shape, (None, *spec.shape), spec, title)
+        else:
+            check_axes(array.shape, (None, *spec.shape[1:]), spec, title)
+        rows[spec.name] = ArrayRows(array, title)
+    return join_rows(source, inputs, rows, labels, frozenset(whole))

@@ -1,0 +1,58 @@
+"""Which runtime is installed, and what to type when none or two are."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import platform
+import sys
+from dataclasses import dataclass
+
+from onnxcalib.errors import RuntimeMissingError
+
+# Packages that own the same folder, onnxruntime/: whichever was installed last wins, removing one breaks both.
+STOCK = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
+TRAINING = ("onnxruntime-training-cpu", "onnxruntime-training")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The runtime of this environment."""
+
+    packages: tuple[str, ...]
+    version: str
+    gradients: bool
+
+
+def installed_packages() -> tuple[str, ...]:
+    """The installed packages that bring an onnxruntime folder."""
+    names = {(dist.metadata["Name"] or "").lower().replace("_", "-") for dist in importlib.metadata.distributions()}
+    return tuple(name for name in (*STOCK, *TRAINING) if name in names)
+
+
+def find_runtime() -> Runtime:
+    """The one runtime, or an error that says what to type."""
+    packages = installed_packages()
+    if len(packages) > 1:
+        extra = "training" if any(name in TRAINING for name in packages) else "runtime"
+        raise RuntimeMissingError(
+            f"{' and '.join(packages)} are installed side by side and overwrite each other's files.",
+            f"Type: pip uninstall -y {' '.join(packages)} && pip install 'onnxcalib[{extra}]'",
+        )
+    try:
+        module = importlib.import_module("onnxruntime")
+        version = module.__version__
+        native = importlib.import_module("onnxruntime.capi._pybind_state")
+    except (ImportError, AttributeError) as error:
+        if packages:
+            raise RuntimeMissingError(
+                f"{packages[0]} is installed but broken: {error}.",
+                f"Type: pip install --force-reinstall --no-deps {packages[0]}",
+            ) from error
+        training = sys.version_info < (3, 13) and platform.machine() in ("x86_64", "AMD64")
+        also = " or, with gradients, pip install 'onnxcalib[training]'" if training else ""
+        raise RuntimeMissingError(
+            "no ONNX runtime is installed.", f"Type: pip install 'onnxcalib[runtime]'{also}"
+        ) from error
+    # Package metadata cannot tell whether gradients are there; the native module can.
+    return Runtime(packages, version, hasattr(native, "GradientGraphBuilder"))

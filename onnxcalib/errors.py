@@ -1,0 +1,59 @@
+"""Errors that a user can act on: one sentence, a hint that says what to try, and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OnnxcalibError(Exception):
+    """The base of every error that onnxcalib raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class RecipeError(OnnxcalibError):
+    """What was asked for is unknown, out of range or contradictory."""
+
+    exit_code = 2
+
+
+class ModelError(OnnxcalibError):
+    """The model file cannot be read or cannot be quantized."""
+
+    exit_code = 3
+
+
+class DataError(OnnxcalibError):
+    """Calibration or evaluation data does not fit the model."""
+
+    exit_code = 4
+
+
+class RuntimeMissingError(OnnxcalibError):
+    """No usable runtime is installed, or two fight over the same folder."""
+
+    exit_code = 5
+
+
+class OutputError(OnnxcalibError):
+    """The result cannot be written."""
+
+    exit_code = 6
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """A hint with the nearest known names, for a name that matches nothing."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=5, cutoff=0.4)
+    if close:
+        return f"Near names: {', '.join(close)}."
+    return f"Known names: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}." if names else ""

@@ -1,0 +1,1 @@
+"""The ONNX file: reading, preparing, layers, sub-models, QDQ nodes, writing."""

@@ -1,0 +1,68 @@
+"""Constants in one form: initialisers, with layout ops on them already computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
+
+# Cheap shape and layout ops that exporters leave between an initialiser and the layer that reads it.
+_FOLDABLE = {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten"}
+
+
+def constants_to_initializers(graph: onnx.GraphProto) -> None:
+    keep = []
+    for node in graph.node:
+        value = _constant_value(node)
+        if value is None:
+            keep.append(node)
+        else:
+            value.name = node.output[0]
+            graph.initializer.append(value)
+    del graph.node[:]
+    graph.node.extend(keep)
+
+
+def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    if node.op_type != "Constant":
+        return None
+    values = attributes(node)
+    if "value" in values:
+        tensor = onnx.TensorProto()
+        tensor.CopyFrom(values["value"])
+        return tensor
+    for name, kind in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64),
+                       ("value_ints", np.int64)):  # fmt: skip
+        if name in values:
+            return numpy_helper.from_array(np.asarray(values[name], kind))
+    return None
+
+
+def fold_constants(model: onnx.ModelProto) -> None:
+    """Computes layout ops on initialisers, so that a layer reads its weight directly."""
+    graph = model.graph
+    values: dict[str, np.ndarray[Any, Any]] = {}
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    outputs = {value.name for value in graph.output}
+    keep = []
+    for node in graph.node:
+        inputs = [name for name in node.input if name]
+        known = bool(inputs) and all(name in stored or name in values for name in inputs)
+        if node.op_type in _FOLDABLE and not node.domain and known and not outputs & set(node.output):
+            feeds = {name: values[name] if name in values else numpy_helper.to_array(stored[name]) for name in inputs}
+            results: Any = ReferenceEvaluator(node, opsets={"": model.opset_import[0].version}).run(None, feeds)
+            values |= {name: np.asarray(result) for name, result in zip(node.output, results, strict=True) if name}
+        else:
+            keep.append(node)
+    del graph.node[:]
+    graph.node.extend(keep)
+    used = set(GraphIndex(graph).readers)
+    for name, value in values.items():
+        if name in used:
+            graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+    drop_unused_initializers(graph)

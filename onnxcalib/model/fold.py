@@ -1,0 +1,86 @@
+"""Folds batch norm into the layer before it, and remembers what it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
+
+FloatArray = npt.NDArray[np.float32]
+Folded = tuple[FloatArray, FloatArray, float]  # gamma, beta, eps
+
+FOLDABLE_INTO = ("Conv", "ConvTranspose", "Gemm")
+
+
+def fold_batch_norms(graph: onnx.GraphProto) -> dict[str, Folded]:
+    """Requires constants as initialisers; ensures that no inference batch norm follows a layer that it could join."""
+    index = GraphIndex(graph)
+    folded: dict[str, Folded] = {}
+    for norm in list(graph.node):
+        if norm.op_type != "BatchNormalization":
+            continue
+        layer = index.producers.get(norm.input[0])
+        if layer is None or not _can_fold(index, layer, norm):
+            continue
+        folded[layer.name] = _fold(graph, index, layer, norm)
+        layer.output[0] = norm.output[0]
+        graph.node.remove(norm)
+        index = GraphIndex(graph)
+    drop_unused_initializers(graph)
+    return folded
+
+
+def _can_fold(index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) -> bool:
+    if attributes(norm).get("training_mode", 0) or len([name for name in norm.output if name]) > 1:
+        return False
+    constants = (*layer.input[1:], *norm.input[1:])
+    return (
+        layer.op_type in FOLDABLE_INTO
+        and index.only_reader(layer.output[0]) is not None
+        and all(name in index.initializers for name in constants if name)
+        and not (layer.op_type == "Gemm" and attributes(layer).get("transA", 0))
+    )
+
+
+def _fold(graph: onnx.GraphProto, index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) -> Folded:
+    gamma, beta, mean, variance = (index.constant(name) for name in norm.input[1:5])
+    weight = index.constant(layer.input[1])
+    assert gamma is not None and beta is not None and mean is not None and variance is not None and weight is not None
+    eps = float(attributes(norm).get("epsilon", 1e-5))
+    factor = gamma.astype(np.float64) / np.sqrt(variance.astype(np.float64) + eps)
+    bias = index.constant(layer.input[2]) if len(layer.input) > 2 and layer.input[2] else np.zeros_like(gamma)
+    assert bias is not None
+    scaled = _scale_channels(layer, weight, factor)
+    shifted = (bias - mean) * factor + beta
+    # New names: the old initialisers may be shared with another layer.
+    _replace_input(graph, layer, 1, scaled.astype(weight.dtype), f"{layer.name}_weight_folded")
+    _replace_input(graph, layer, 2, shifted.astype(weight.dtype), f"{layer.name}_bias_folded")
+    return gamma.astype(np.float32), beta.astype(np.float32), eps
+
+
+def _scale_channels(
+    layer: onnx.NodeProto, weight: npt.NDArray[np.float32], factor: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Multiplies each output channel of the weight by its factor."""
+    if layer.op_type == "Conv" or (layer.op_type == "Gemm" and attributes(layer).get("transB", 0)):
+        return weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
+    if layer.op_type == "Gemm":
+        return weight * factor
+    # ConvTranspose keeps [inputs, outputs of a group, ...]: each group of inputs has its own outputs.
+    groups = attributes(layer).get("group", 1)
+    by_group = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+    factors = factor.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
+    return (by_group * factors).reshape(weight.shape)
+
+
+def _replace_input(
+    graph: onnx.GraphProto, layer: onnx.NodeProto, position: int, value: npt.NDArray[np.float32], name: str
+) -> None:
+    graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+    if len(layer.input) > position:
+        layer.input[position] = name
+    else:
+        layer.input.append(name)

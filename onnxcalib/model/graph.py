@@ -1,0 +1,103 @@
+"""Small questions to a graph: who makes a tensor, who reads it, what is constant; and surgery without the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import numpy_helper
+
+from onnxcalib.model.io import all_nodes
+
+
+class GraphIndex:
+    """An index of one graph; build it anew after an edit."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.graph = graph
+        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self.producers = {name: node for node in graph.node for name in node.output if name}
+        self.outputs = {value.name for value in graph.output}
+        self.inputs = {value.name for value in graph.input} - set(self.initializers)
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for name in _reads(node):
+                self.readers.setdefault(name, []).append(node)
+
+    def constant(self, name: str) -> np.ndarray[Any, Any] | None:
+        """The value of an initialiser, None for anything else."""
+        tensor = self.initializers.get(name)
+        return None if tensor is None else numpy_helper.to_array(tensor)
+
+    def only_reader(self, name: str) -> onnx.NodeProto | None:
+        """The node that alone reads the tensor, None when several do or the outside does."""
+        readers = self.readers.get(name, [])
+        return readers[0] if len(readers) == 1 and name not in self.outputs else None
+
+
+def _reads(node: onnx.NodeProto) -> Iterable[str]:
+    """Every tensor that the node or one of its subgraphs reads, once."""
+    names = dict.fromkeys(name for name in node.input if name)
+    for attribute in node.attribute:
+        for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
+            names |= dict.fromkeys(name for body in all_nodes(inner) for name in body.input if name)
+            names |= dict.fromkeys(value.name for value in inner.output)
+    return names
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """The node's attributes as Python values."""
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def drop_unused_initializers(graph: onnx.GraphProto) -> None:
+    """Removes initialisers that nothing reads any more."""
+    used = set(GraphIndex(graph).readers) | {value.name for value in graph.output}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup: bool = True) -> onnx.ModelProto:
+    """A changed copy of the model; its weights never enter the surgeon's graph, whatever their size or type."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    kept = {tensor.name: tensor for tensor in model.graph.initializer}
+    del bare.graph.initializer[:]
+    graph = gs.import_onnx(bare)
+    change(graph)
+    if cleanup:
+        graph.cleanup()
+    graph.toposort()
+    edited = gs.export_onnx(graph, do_type_check=False)
+    _restore(edited, model)
+    present = {tensor.name for tensor in edited.graph.initializer}
+    for name in sorted(_used(edited) - present):
+        if name in kept:
+            edited.graph.initializer.add().CopyFrom(kept[name])
+    return edited
+
+
+def _used(model: onnx.ModelProto) -> set[str]:
+    names = {name for node in all_nodes(model.graph) for name in node.input if name}
+    return names | {value.name for value in model.graph.output}
+
+
+def _restore(edited: onnx.ModelProto, model: onnx.ModelProto) -> None:
+    """Puts back what the surgeon's graph does not carry: metadata, versions, exact input and output types."""
+    for field in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        setattr(edited, field, getattr(model, field))
+    for repeated in ("metadata_props", "opset_import"):
+        del getattr(edited, repeated)[:]
+        getattr(edited, repeated).extend(getattr(model, repeated))
+    original = {value.name: value for value in (*model.graph.input, *model.graph.output)}
+    for values in (edited.graph.input, edited.graph.output):
+        for value in values:
+            if value.name in original:
+                value.CopyFrom(original[value.name])
+    edited.graph.name = model.graph.name
+    edited.graph.doc_string = model.graph.doc_string
+    del edited.graph.value_info[:]  # shapes of what was rewired may be stale

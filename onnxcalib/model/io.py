@@ -1,0 +1,181 @@
+"""Reading a model with clear refusals, and writing one atomically."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError
+from onnx import checker, external_data_helper
+
+from onnxcalib.errors import ModelError, OutputError
+
+OLDEST_OPSET, NEWEST_OPSET = 7, 23
+# protobuf cannot hold more than 2 GB in one message; larger weights go beside the file.
+PROTOBUF_LIMIT = 2**31 - 2**20
+QUANTIZED_OPS = {
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QLinearAdd",
+    "ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "FakeQuant", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
+}  # fmt: skip
+
+
+def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
+    """Reads a float model; a proto is copied, so that nothing ever changes the caller's."""
+    if isinstance(source, onnx.ModelProto):
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+        name = "the given model"
+    else:
+        name = str(source)
+        model = load(Path(source))
+    _check(model, name)
+    return model
+
+
+def load(path: Path) -> onnx.ModelProto:
+    """Loads any ONNX file with its external data, or says in one sentence why that cannot be."""
+    if not path.exists():
+        raise ModelError(f"model {path} does not exist.", "Check the path.")
+    if path.is_dir():
+        raise ModelError(f"model {path} is a folder.", "Name the .onnx file in it.")
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, ValueError) as error:
+        raise ModelError(f"{path} is not an ONNX file, or it is cut short.", "Export or copy it again.") from error
+    except OSError as error:
+        raise ModelError(f"model {path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    if not model.HasField("graph") or not model.graph.node:
+        raise ModelError(f"{path} is not an ONNX file, or it is cut short.", "Export or copy it again.")
+    try:
+        external_data_helper.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, checker.ValidationError) as error:
+        raise ModelError(
+            f"the external data of {path} cannot be read: {error}.", "Keep its data files beside the model."
+        ) from error
+    return model
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the standard operators; 0 when the model names none."""
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Every node, those of subgraphs included."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
+                yield from all_nodes(inner)
+
+
+def _check(model: onnx.ModelProto, name: str) -> None:
+    opset = opset_of(model)
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+        raise ModelError(
+            f"{name} uses opset {opset}; onnxcalib reads {OLDEST_OPSET} to {NEWEST_OPSET}.",
+            f"Export it with an opset between {OLDEST_OPSET} and {NEWEST_OPSET}.",
+        )
+    bodies = [*all_nodes(model.graph), *(node for function in model.functions for node in function.node)]
+    for node in bodies:
+        if node.op_type in QUANTIZED_OPS:
+            raise ModelError(
+                f"{name} is already quantized: node '{node.name or node.output[0]}' is a {node.op_type}.",
+                "Give the float model it was made from.",
+            )
+    if model.ByteSize() < PROTOBUF_LIMIT:  # the checker wants a serialized model
+        try:
+            checker.check_model(model)
+        except checker.ValidationError as error:
+            first = str(error).strip().splitlines()[0].rstrip(".")
+            raise ModelError(f"{name} is not a valid ONNX model: {first}.", "Export it again.") from error
+
+
+def file_bytes(path: str | Path) -> int:
+    """Bytes on disk, external data files included."""
+    path = Path(path)
+    model = onnx.load(str(path), load_external_data=False)
+    names = {
+        entry.value
+        for tensor in model.graph.initializer
+        if external_data_helper.uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return path.stat().st_size + sum((path.parent / name).stat().st_size for name in names)
+
+
+def check_writable(path: Path) -> None:
+    """Fails now rather than after an hour of work when the output cannot be written."""
+    parent = path.parent
+    if path.is_dir():
+        raise OutputError(f"output {path} is a folder.", "Name a file.")
+    if not parent.is_dir():
+        raise OutputError(f"output folder {parent} does not exist.", "Create it first.")
+    try:
+        with tempfile.NamedTemporaryFile(dir=parent, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        raise OutputError(f"output {path} cannot be written: {error.strerror}.", "Choose another folder.") from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside the path, renamed to it at the end or removed when anything goes wrong."""
+    check_writable(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(f"output {path} cannot be written: {error.strerror}.", "Free some space.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_model(model: onnx.ModelProto, path: str | Path) -> None:
+    """Writes the file under a temporary name and renames it, so that a half-written one never stands there."""
+    path = Path(path)
+    if model.ByteSize() < PROTOBUF_LIMIT:
+        with replacing(path) as temporary:
+            temporary.write_bytes(serialized(model))
+        return
+    data = path.with_name(path.name + ".data")
+    external = onnx.ModelProto()
+    external.CopyFrom(model)
+    with replacing(path) as temporary, replacing(data) as temporary_data:
+        _move_weights(external, temporary_data, data.name)
+        temporary.write_bytes(serialized(external))
+
+
+def serialized(model: onnx.ModelProto) -> bytes:
+    """The model's bytes, the same for the same model."""
+    try:
+        return bytes(model.SerializeToString(deterministic=True))
+    except (EncodeError, ValueError) as error:
+        raise OutputError(f"the model cannot be serialized: {error}.", "Its weights exceed 2 GB.") from error
+
+
+def _move_weights(model: onnx.ModelProto, data: Path, name: str) -> None:
+    with data.open("wb") as file:
+        for tensor in model.graph.initializer:
+            if len(tensor.raw_data) < 1024:
+                continue
+            offset = file.tell()
+            file.write(tensor.raw_data)
+            external_data_helper.set_external_data(tensor, name, offset, len(tensor.raw_data))
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL

@@ -1,0 +1,231 @@
+"""The layer list: what can be quantized, with all that later stages ask of a layer, and why the rest stays float."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxcalib.errors import ModelError, RecipeError, near
+from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.io import all_nodes
+from onnxcalib.model.prepare import BatchNorm, Model
+from onnxcalib.model.shapes import infer_shapes
+
+LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+ACTIVATION_OPS = (
+    "Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Gelu", "Softplus", "Mish",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A Conv, ConvTranspose, Gemm or MatMul with a constant weight."""
+
+    name: str
+    op: str
+    input: str  # the tensor that it reads
+    output: str  # the tensor that its node makes
+    weight: str
+    bias: str | None
+    bias_node: str | None  # the Add that holds the bias of a MatMul
+    activation: str | None  # op of the activation that directly follows
+    activated: str  # the tensor after bias and activation
+    batch_norm: BatchNorm | None
+    weight_shape: tuple[int, ...]
+    channel_axis: int  # of the weight: output channels
+    groups: int
+    transposed: bool  # a Gemm that keeps its weight as [outputs, inputs]
+    parameters: int
+    macs: int | None  # a sample; None where the size of the output is unknown
+
+    @property
+    def channels(self) -> int:
+        """How many output channels the layer has."""
+        return self.weight_shape[self.channel_axis] * (self.groups if self.op == "ConvTranspose" else 1)
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether one scale an output channel is possible: a grouped ConvTranspose has no axis for that."""
+        return not (self.op == "ConvTranspose" and self.groups > 1)
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every output channel reads one input channel."""
+        return self.op == "Conv" and self.groups > 1 and self.weight_shape[1] == 1
+
+
+@dataclass(frozen=True)
+class FloatNode:
+    """A node with weights or products that stays float, and why."""
+
+    name: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LayerList:
+    """The quantizable layers in the order of the graph, and the nodes that stay float."""
+
+    layers: tuple[Layer, ...]
+    float_nodes: tuple[FloatNode, ...]
+
+    def __getitem__(self, name: str) -> Layer:
+        return next(layer for layer in self.layers if layer.name == name)
+
+
+def find_layers(model: Model) -> LayerList:
+    """Requires a prepared model; ensures finite weights."""
+    graph = model.proto.graph
+    index, shapes = GraphIndex(graph), infer_shapes(model.proto)
+    layers, floats = [], []
+    for node in graph.node:
+        if node.op_type in LAYER_OPS and not node.domain:
+            reason = _why_float(index, node)
+            if reason is None:
+                layers.append(_layer(model, index, shapes, node))
+            else:
+                floats.append(FloatNode(node.name, node.op_type, reason))
+        else:
+            floats.extend(_float_nodes(index, node))
+    for layer in layers:
+        _check_finite(index, layer, model.source)
+    return LayerList(tuple(layers), tuple(floats))
+
+
+def _float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode]:
+    """What else a person would ask about: recurrent ops, embeddings, lone batch norms, bodies of If and Loop."""
+    if node.op_type in ("LSTM", "GRU", "RNN"):
+        return [FloatNode(node.name, node.op_type, "recurrent ops are not quantized")]
+    if node.op_type == "BatchNormalization":
+        return [FloatNode(node.name, node.op_type, "no layer directly before it to fold it into")]
+    if node.op_type == "Gather" and (table := index.initializers.get(node.input[0])) is not None:
+        if math.prod(table.dims) >= 4096 and table.data_type == onnx.TensorProto.FLOAT:
+            return [FloatNode(node.name, node.op_type, "embedding tables are not quantized")]
+    inner = [body for attribute in node.attribute if attribute.HasField("g") for body in all_nodes(attribute.g)]
+    return [
+        FloatNode(body.name or body.output[0], body.op_type, f"inside a subgraph of {node.op_type} '{node.name}'")
+        for body in inner
+        if body.op_type in (*LAYER_OPS, "LSTM", "GRU", "RNN")
+    ]
+
+
+def _why_float(index: GraphIndex, node: onnx.NodeProto) -> str | None:
+    weight = index.initializers.get(node.input[1])
+    if weight is None:
+        if node.op_type == "MatMul" and node.input[0] in index.initializers:
+            return "its constant is the left operand"
+        return "both operands are computed" if node.op_type in ("MatMul", "Gemm") else "its weight is computed"
+    if weight.data_type != onnx.TensorProto.FLOAT:
+        return f"its weight is {onnx.TensorProto.DataType.Name(weight.data_type).lower()}, not float32"
+    if node.input[0] in index.initializers:
+        return "both operands are constant"
+    if node.op_type == "MatMul" and len(weight.dims) != 2:
+        return f"its weight has {len(weight.dims)} axes, not 2"
+    if math.prod(weight.dims) == 0:
+        return "its weight is empty"
+    values = attributes(node)
+    if node.op_type == "Gemm":
+        if values.get("transA", 0):
+            return "its input is transposed (transA)"
+        if values.get("alpha", 1.0) != 1.0 or values.get("beta", 1.0) != 1.0:
+            return "alpha or beta is not 1 and its bias is computed"
+    return _why_float_bias(index, node)
+
+
+def _why_float_bias(index: GraphIndex, node: onnx.NodeProto) -> str | None:
+    if len(node.input) < 3 or not node.input[2]:
+        return None
+    bias = index.initializers.get(node.input[2])
+    if bias is None:
+        return "its bias is computed"
+    if node.op_type == "Gemm" and (len(bias.dims) != 1 or bias.dims[0] == 1):
+        return f"its bias has shape {list(bias.dims)}, not one value a channel"
+    return None
+
+
+def _layer(model: Model, index: GraphIndex, shapes: dict[str, tuple[int | None, ...]], node: onnx.NodeProto) -> Layer:
+    values = attributes(node)
+    weight = index.initializers[node.input[1]]
+    bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
+    bias_node = _bias_add(index, node) if node.op_type == "MatMul" else None
+    result = node.output[0]
+    if bias_node is not None:
+        bias = next(name for name in bias_node.input if name in index.initializers)
+        result = bias_node.output[0]
+    follower = index.only_reader(result)
+    activation = follower if follower is not None and follower.op_type in ACTIVATION_OPS else None
+    transposed = node.op_type == "Gemm" and bool(values.get("transB", 0))
+    size = math.prod(weight.dims) + (math.prod(index.initializers[bias].dims) if bias else 0)
+    return Layer(
+        name=node.name, op=node.op_type, input=node.input[0], output=node.output[0], weight=weight.name, bias=bias,
+        bias_node=bias_node.name if bias_node is not None else None,
+        activation=activation.op_type if activation is not None else None,
+        activated=activation.output[0] if activation is not None else result,
+        batch_norm=model.batch_norms.get(node.name), weight_shape=tuple(weight.dims),
+        channel_axis=0 if node.op_type == "Conv" or transposed else 1,
+        groups=values.get("group", 1), transposed=transposed, parameters=size,
+        macs=_macs(node, tuple(weight.dims), shapes),
+    )  # fmt: skip
+
+
+def _bias_add(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The Add of a vector as long as the MatMul has columns."""
+    add = index.only_reader(node.output[0])
+    if add is None or add.op_type != "Add":
+        return None
+    columns = index.initializers[node.input[1]].dims[1]
+    vectors = [index.initializers[name] for name in add.input if name in index.initializers]
+    return add if len(vectors) == 1 and list(vectors[0].dims) == [columns] else None
+
+
+def _macs(node: onnx.NodeProto, weight: tuple[int, ...], shapes: dict[str, tuple[int | None, ...]]) -> int | None:
+    if node.op_type == "Gemm":
+        return math.prod(weight)
+    # Each weight of a Conv works once a place of the output, of a ConvTranspose once a place of the input.
+    shape = shapes.get(node.input[0] if node.op_type == "ConvTranspose" else node.output[0])
+    places = None if shape is None else shape[1:-1] if node.op_type == "MatMul" else shape[2:]
+    if places is None or any(size is None for size in places):
+        return None
+    return math.prod(weight) * math.prod(size for size in places if size is not None)
+
+
+def _check_finite(index: GraphIndex, layer: Layer, source: str) -> None:
+    for name in (layer.weight, layer.bias):
+        value = index.constant(name) if name else None
+        if value is not None and not np.isfinite(value).all():
+            raise ModelError(
+                f"{source}: '{name}' of layer '{layer.name}' holds NaN or infinite values.",
+                "Export the model again from a sound checkpoint.",
+            )
+
+
+def weights_of(model: Model, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """The values of initialisers."""
+    index = GraphIndex(model.proto.graph)
+    return {name: value for name in names if (value := index.constant(name)) is not None}
+
+
+def choose(layers: LayerList, include: Sequence[str], exclude: Sequence[str]) -> tuple[Layer, ...]:
+    """The layers whose names match include and not exclude; a pattern that matches nothing is an error."""
+    names = [layer.name for layer in layers.layers]
+    for option, patterns in (("include", include), ("exclude", exclude)):
+        for pattern in patterns:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                raise RecipeError(f"--{option} '{pattern}' matches no layer.", near(pattern, names))
+    chosen = tuple(
+        layer
+        for layer in layers.layers
+        if (not include or any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in include))
+        and not any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in exclude)
+    )
+    if not chosen:
+        raise RecipeError("every layer is excluded.", "Narrow --exclude or widen --include.")
+    return chosen

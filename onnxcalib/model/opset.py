@@ -1,0 +1,88 @@
+"""Moves a model into a range of opset versions, and not further than it must."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import defs, version_converter
+
+from onnxcalib.errors import ModelError
+from onnxcalib.model.io import PROTOBUF_LIMIT, all_nodes, opset_of
+
+# The oldest IR version that a runtime expects with each opset.
+_IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10}
+NEWEST_IR = 10  # onnxruntime 1.19 reads no newer file
+
+
+def within(model: onnx.ModelProto, oldest: int, newest: int, name: str) -> onnx.ModelProto:
+    """Requires a valid model; ensures oldest <= opset <= newest and an IR version that runtimes of that age read."""
+    opset = opset_of(model)
+    if opset < oldest:
+        model = _raise(model, oldest, name)
+    elif opset > newest and _fits(model, newest):
+        _set_opset(model, newest)
+    least_ir = max(ir for version, ir in _IR_OF_OPSET.items() if version <= max(opset_of(model), 13))
+    if opset_of(model) <= newest:
+        model.ir_version = min(max(model.ir_version, least_ir), NEWEST_IR)
+    return model
+
+
+def _raise(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProto:
+    weights = _take_weights(model)
+    try:
+        raised = version_converter.convert_version(model, opset)
+    except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        raise ModelError(
+            f"{name} cannot be raised from opset {opset_of(model)} to {opset}: {first}.",
+            f"Export it with opset {opset} or newer.",
+        ) from error
+    for tensor in raised.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(weights[tensor.name])
+    _copy_identity(model, raised)
+    return raised
+
+
+def _take_weights(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """Big float weights of a model near protobuf's limit, replaced by empty ones while its nodes are converted."""
+    weights: dict[str, onnx.TensorProto] = {}
+    if model.ByteSize() < PROTOBUF_LIMIT:
+        return weights
+    for tensor in model.graph.initializer:
+        if tensor.ByteSize() > 2**20:
+            weights[tensor.name] = onnx.TensorProto()
+            weights[tensor.name].CopyFrom(tensor)
+            tensor.raw_data = b""
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            onnx.external_data_helper.set_external_data(tensor, "weights")
+    return weights
+
+
+def _copy_identity(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
+    """The converter drops metadata."""
+    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        setattr(target, field, getattr(source, field))
+    del target.metadata_props[:]
+    target.metadata_props.extend(source.metadata_props)
+
+
+def _fits(model: onnx.ModelProto, opset: int) -> bool:
+    """Whether every node already is a valid node of the older opset: then only the number changes."""
+    for node in all_nodes(model.graph):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        try:
+            schema = defs.get_schema(node.op_type, opset, "")
+        except defs.SchemaError:
+            return False
+        if any(attribute.name not in schema.attributes for attribute in node.attribute):
+            return False
+        if not schema.min_input <= len(node.input) <= schema.max_input:
+            return False
+    return True
+
+
+def _set_opset(model: onnx.ModelProto, opset: int) -> None:
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = opset

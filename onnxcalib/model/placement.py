@@ -1,0 +1,132 @@
+"""Where QDQ nodes go: decided from the graph and the target, before any range is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from onnxcalib.model.graph import GraphIndex
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.prepare import Model
+from onnxcalib.targets.target import Placement, Target
+
+# Ops with an integer kernel once every input and the output are quantized.
+INTEGER_OPS = {"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu"}
+# Ops that only move values: the output keeps the grid of the input, and the QDQ pair around them vanishes.
+SAME_GRID_OPS = {
+    "MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "DepthToSpace", "Split",
+}  # fmt: skip
+# Activations that a quantizer after them makes redundant.
+ABSORBED_OPS = {"Relu", "Clip"}
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A tensor with QDQ nodes."""
+
+    name: str
+    layers: tuple[str, ...]  # the layers that read it: they share its activation bits
+    carried: bool  # non-layer readers take the quantized value too, at eight bits
+    same_grid_as: str | None = None  # the tensor whose grid it keeps
+
+
+@dataclass(frozen=True)
+class Places:
+    """The quantized tensors in graph order."""
+
+    tensors: Mapping[str, QuantizedTensor]
+
+    def group(self, layer: Layer) -> QuantizedTensor:
+        """The tensor that a layer reads."""
+        return self.tensors[layer.input]
+
+
+def place(model: Model, layers: Sequence[Layer], target: Target) -> Places:
+    """Requires a prepared model and its chosen layers; ensures that every layer's input is quantized."""
+    index = GraphIndex(model.proto.graph)
+    readers: dict[str, list[str]] = {}
+    for layer in layers:
+        readers.setdefault(layer.input, []).append(layer.name)
+    if target.placement is Placement.LAYER_INPUTS:
+        carried: dict[str, str | None] = {}
+        wanted: set[str] = set()
+    else:
+        carried, wanted = _integer_islands(index, layers)
+    order = [*(value.name for value in model.proto.graph.input), *index.producers]
+    chosen = [name for name in order if name in readers or name in carried or name in wanted]
+    return Places(
+        {
+            name: QuantizedTensor(
+                name, tuple(readers.get(name, ())), _is_carried(index, name, carried, wanted, layers), carried.get(name)
+            )
+            for name in chosen
+        }
+    )
+
+
+def _is_carried(
+    index: GraphIndex, name: str, carried: Mapping[str, str | None], wanted: set[str], layers: Sequence[Layer]
+) -> bool:
+    """A tensor that only layers read needs no second, wider grid for others."""
+    if name not in carried and name not in wanted:
+        return False
+    names = {layer.name for layer in layers}
+    others = [node for node in index.readers.get(name, []) if node.name not in names]
+    return bool(others) or name in index.outputs or carried.get(name) is not None
+
+
+def _integer_islands(index: GraphIndex, layers: Sequence[Layer]) -> tuple[dict[str, str | None], set[str]]:
+    """Tensors made by integer ops (with the tensor whose grid they keep), and others that integer ops read."""
+    by_node = {layer.name: layer for layer in layers}
+    useful = _before_layers(index, layers)
+    made: dict[str, str | None] = {}
+    wanted: set[str] = set()
+    for node in index.graph.node:
+        layer = by_node.get(node.name)
+        if layer is not None:
+            if layer.op == "Conv" or (layer.op == "Gemm" and _feeds_integer_op(index, layer, useful)):
+                made[_after_absorbed(index, node)] = None
+        elif node.op_type in INTEGER_OPS and _joins(index, node, made, useful):
+            made[_after_absorbed(index, node)] = None
+            wanted.update(name for name in node.input if name and name not in made)
+        elif node.op_type in SAME_GRID_OPS and node.input[0] in made:
+            source = made[node.input[0]] or node.input[0]
+            made |= {name: source for name in node.output if name in useful}
+    return made, wanted
+
+
+def _before_layers(index: GraphIndex, layers: Sequence[Layer]) -> set[str]:
+    """Tensors that some layer later depends on; past the last layers, integer ops would only cost accuracy."""
+    names = {layer.name for layer in layers}
+    useful: set[str] = set()
+    for node in reversed(index.graph.node):
+        if node.name in names or any(name in useful for name in node.output):
+            useful.update(name for name in node.input if name)
+    return useful
+
+
+def _joins(index: GraphIndex, node: onnx.NodeProto, made: Mapping[str, str | None], useful: set[str]) -> bool:
+    inputs = [name for name in node.input if name]
+    return (
+        any(name in made for name in inputs)
+        and not any(name in index.initializers for name in inputs)
+        and _after_absorbed(index, node) in useful
+    )
+
+
+def _feeds_integer_op(index: GraphIndex, layer: Layer, useful: set[str]) -> bool:
+    result = layer.activated if layer.activation in ABSORBED_OPS else layer.output
+    return result in useful and any(
+        reader.op_type in INTEGER_OPS and not any(name in index.initializers for name in reader.input)
+        for reader in index.readers.get(result, [])
+    )
+
+
+def _after_absorbed(index: GraphIndex, node: onnx.NodeProto) -> str:
+    """The tensor to quantize after a node: past a Relu or Clip, which the quantizer absorbs."""
+    follower = index.only_reader(node.output[0])
+    if follower is None or follower.op_type not in ABSORBED_OPS or follower.input[0] != node.output[0]:
+        return str(node.output[0])
+    return str(follower.output[0])

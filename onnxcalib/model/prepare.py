@@ -1,0 +1,137 @@
+"""Rewrites before analysis, so that every later stage meets one form of each thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import inliner, numpy_helper
+
+from onnxcalib.model.fold import fold_batch_norms
+from onnxcalib.model.constants import constants_to_initializers, fold_constants
+from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
+from onnxcalib.model.opset import within
+from onnxcalib.model.shapes import infer_shapes
+
+FloatArray = npt.NDArray[np.float32]
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """What a folded batch norm was."""
+
+    gamma: FloatArray
+    beta: FloatArray
+    eps: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """A prepared float model; nobody changes its proto."""
+
+    proto: onnx.ModelProto
+    batch_norms: Mapping[str, BatchNorm]  # by the name of the layer that it was folded into
+    source: str
+
+
+def prepare(model: onnx.ModelProto, source: str, oldest_opset: int = 13, newest_opset: int = 21) -> Model:
+    """Requires a valid float model; ensures unique names, constants as initialisers and folded batch norms.
+
+    The model given is used up: read_model made a copy of it for this.
+    """
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    _real_inputs_only(model.graph)
+    model = within(model, oldest_opset, newest_opset, source)
+    _name_nodes(model.graph)
+    constants_to_initializers(model.graph)
+    fold_constants(model)
+    _plain_gemms(model.graph)
+    _explicit_pads(model)
+    folded = fold_batch_norms(model.graph)
+    return Model(model, {layer: BatchNorm(*values) for layer, values in folded.items()}, source)
+
+
+def _real_inputs_only(graph: onnx.GraphProto) -> None:
+    """Files before IR 4 list initialisers among the inputs."""
+    stored = {tensor.name for tensor in graph.initializer}
+    real = [value for value in graph.input if value.name not in stored]
+    del graph.input[:]
+    graph.input.extend(real)
+
+
+def _name_nodes(graph: onnx.GraphProto) -> None:
+    used: set[str] = set()
+    for node in graph.node:
+        stem = node.name or f"{node.op_type}_{next(iter(node.output), '')}"
+        name, count = stem, 1
+        while name in used:
+            count += 1
+            name = f"{stem}_{count}"
+        node.name = name
+        used.add(name)
+
+
+def _plain_gemms(graph: onnx.GraphProto) -> None:
+    """Moves alpha and beta of a Gemm with constant weight and bias into these constants."""
+    index = GraphIndex(graph)
+    for node in graph.node:
+        values = attributes(node)
+        if node.op_type != "Gemm" or (values.get("alpha", 1.0) == 1.0 and values.get("beta", 1.0) == 1.0):
+            continue
+        constants = [index.constant(name) for name in node.input[1:] if name]
+        if any(value is None for value in constants):
+            continue
+        for position, key in ((1, "alpha"), (2, "beta")):
+            factor = values.get(key, 1.0)
+            if position < len(node.input) and node.input[position] and factor != 1.0:
+                old = index.constant(node.input[position])
+                assert old is not None
+                name = f"{node.name}_{key}_times_{node.input[position]}"
+                graph.initializer.append(numpy_helper.from_array((old * factor).astype(old.dtype), name))
+                node.input[position] = name
+        plain = [attribute for attribute in node.attribute if attribute.name not in ("alpha", "beta")]
+        del node.attribute[:]
+        node.attribute.extend(plain)
+    drop_unused_initializers(graph)
+
+
+def _explicit_pads(model: onnx.ModelProto) -> None:
+    """Replaces auto_pad of convolutions where the spatial size is known."""
+    automatic = [node for node in model.graph.node if attributes(node).get("auto_pad", b"NOTSET") not in (b"NOTSET", b"")]
+    if not automatic:
+        return
+    shapes = infer_shapes(model)
+    index = GraphIndex(model.graph)
+    for node in automatic:
+        weight = index.initializers.get(node.input[1]) if len(node.input) > 1 else None
+        pads = _pads(node, shapes.get(node.input[0]), weight) if node.op_type == "Conv" and weight else None
+        if pads is not None:
+            others = [attribute for attribute in node.attribute if attribute.name not in ("auto_pad", "pads")]
+            del node.attribute[:]
+            node.attribute.extend([*others, onnx.helper.make_attribute("pads", pads)])
+
+
+def _pads(
+    node: onnx.NodeProto, shape: tuple[int | None, ...] | None, weight: onnx.TensorProto
+) -> list[int] | None:
+    values = attributes(node)
+    rank = len(weight.dims) - 2
+    if values["auto_pad"] == b"VALID":
+        return [0] * (2 * rank)
+    if shape is None or any(size is None for size in shape[2:]):
+        return None
+    strides, dilations = values.get("strides", [1] * rank), values.get("dilations", [1] * rank)
+    before, after = [], []
+    for axis in range(rank):
+        size = shape[2 + axis]
+        assert size is not None
+        reach = (weight.dims[2 + axis] - 1) * dilations[axis] + 1
+        total = max((-(-size // strides[axis]) - 1) * strides[axis] + reach - size, 0)
+        small, large = total // 2, total - total // 2
+        first, last = (small, large) if values["auto_pad"] == b"SAME_UPPER" else (large, small)
+        before.append(first)
+        after.append(last)
+    return before + after

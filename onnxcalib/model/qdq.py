@@ -1,0 +1,167 @@
+"""From a plan to a file: QuantizeLinear and DequantizeLinear nodes where the plan has grids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_graphsurgeon as gs
+
+from onnxcalib.model.graph import GraphIndex, edit
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.placement import ABSORBED_OPS
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.storage import Constants, pack, unpacking_nodes
+from onnxcalib.numerics.grid import Grid
+from onnxcalib.plan import LayerParams, QuantPlan
+from onnxcalib.targets import Placement, Storage, Target
+
+INT32 = np.iinfo(np.int32)
+
+
+def write_qdq(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Target) -> onnx.ModelProto:
+    """Requires a plan made for this model; ensures the same inputs, outputs and metadata."""
+
+    def change(graph: gs.Graph) -> None:
+        _Writer(graph, GraphIndex(model.proto.graph), plan, target).write([layer for layer in layers if layer.name in plan.layers])
+
+    written = edit(model.proto, change)
+    onnx.checker.check_model(written)
+    return written
+
+
+class _Writer:
+    def __init__(self, graph: gs.Graph, index: GraphIndex, plan: QuantPlan, target: Target) -> None:
+        self.graph, self.index, self.plan, self.target = graph, index, plan, target
+        self.constants = Constants(graph)
+        self.tensors: dict[str, gs.Tensor] = graph.tensors()
+        self.nodes = {node.name: node for node in graph.nodes}
+
+    def write(self, layers: Sequence[Layer]) -> None:
+        readers: dict[str, list[gs.Node]] = {}
+        for layer in layers:
+            readers.setdefault(layer.input, []).append(self.nodes[layer.name])
+        for name in {**self.plan.carried, **self.plan.inputs}:
+            self._quantize_activation(name, readers.get(name, []))
+        for layer in layers:
+            self._quantize_layer(layer)
+
+    def _quantize_activation(self, name: str, layers: Sequence[gs.Node]) -> None:
+        source = self.tensors[name]
+        if name in self.plan.carried:
+            source = self._carry(source, self.plan.carried[name])
+        if name in self.plan.inputs:
+            grid = self.plan.inputs[name]
+            if self._repeats_activation(source, grid, layers):
+                source = source.inputs[0].inputs[0]
+            narrow = self._quantized(source, grid, f"{name}_input")
+            for node in layers:
+                node.inputs[0] = narrow
+
+    def _carry(self, tensor: gs.Variable, grid: Grid) -> gs.Variable:
+        """Every reader gets the quantized value; a graph output keeps its name."""
+        readers = list(tensor.outputs)
+        outputs = [place for place, value in enumerate(self.graph.outputs) if value is tensor]
+        if outputs:
+            inner = gs.Variable(self.constants.fresh(f"{tensor.name}_float"), tensor.dtype, tensor.shape)
+            producer = tensor.inputs[0]
+            producer.outputs[[value is tensor for value in producer.outputs].index(True)] = inner
+            result = self._quantized(inner, grid, tensor.name, into=tensor)
+        else:
+            result = self._quantized(tensor, grid, tensor.name)
+        for node in readers:
+            for place, value in enumerate(node.inputs):
+                if value is tensor:
+                    node.inputs[place] = result
+        return result
+
+    def _quantized(self, tensor: gs.Variable, grid: Grid, name: str, into: gs.Variable | None = None) -> gs.Variable:
+        scale, zero = self._grid(grid, name)
+        codes = self._node("QuantizeLinear", [tensor, scale, zero], f"{name}_quantized")
+        if not grid.fills_container:
+            low = self.constants.add(f"code_{grid.low}", np.array(grid.low, grid.dtype))
+            high = self.constants.add(f"code_{grid.high}", np.array(grid.high, grid.dtype))
+            codes = self._node("Clip", [codes, low, high], f"{name}_clipped")
+        return self._node("DequantizeLinear", [codes, scale, zero], f"{name}_dequantized", into)
+
+    def _repeats_activation(self, tensor: gs.Variable, grid: Grid, layers: Sequence[gs.Node]) -> bool:
+        """Whether a narrow grid does all that the Relu or Clip before it does: runtimes absorb these only into full grids."""
+        node = tensor.inputs[0] if tensor.inputs else None
+        if grid.fills_container or self.target.placement is not Placement.FUSED or node is None:
+            return False
+        if node.op not in ABSORBED_OPS or tensor in self.graph.outputs:
+            return False
+        if not all(any(reader is layer for layer in layers) for reader in tensor.outputs):
+            return False
+        low, high = (float(value) for value in grid.range)
+        floor, ceiling = self._clip_bounds(node)
+        return floor <= low and high <= ceiling + 0.5 * float(grid.scale)
+
+    def _clip_bounds(self, node: gs.Node) -> tuple[float, float]:
+        """What a Relu or Clip lets through; nothing at all where a bound is computed."""
+        if node.op == "Relu":
+            return 0.0, np.inf
+        bounds = [-np.inf, np.inf]
+        for place, value in enumerate(node.inputs[1:3]):
+            if value.name:
+                constant = self.index.constant(value.name)
+                bounds[place] = (np.inf, -np.inf)[place] if constant is None else float(constant)
+        return bounds[0], bounds[1]
+
+    def _quantize_layer(self, layer: Layer) -> None:
+        node, params = self.nodes[layer.name], self.plan.layers[layer.name]
+        node.inputs[1] = self._weight(layer, params)
+        if layer.bias is None or params.bias is None:
+            return
+        if layer.bias_node is not None:
+            add = self.nodes[layer.bias_node]
+            place = next(i for i, value in enumerate(add.inputs) if value.name == layer.bias)
+            add.inputs[place] = self.constants.add(f"{layer.name}_bias", params.bias)
+        elif self.target.integer_bias and layer.op != "ConvTranspose":
+            node.inputs[2] = self._integer_bias(layer, params, params.bias)
+        else:
+            node.inputs[2] = self.constants.add(f"{layer.name}_bias", params.bias)
+
+    def _weight(self, layer: Layer, params: LayerParams) -> gs.Variable:
+        grid, name = params.grid, f"{layer.name}_weight"
+        if self.target.storage is Storage.BIT_PLANES and grid.bits < 8:
+            codes: gs.Tensor = self._planes(params, name)
+        else:
+            codes = self.constants.add(f"{name}_codes", params.codes)
+        scale, zero = self._grid(grid, name)
+        return self._node("DequantizeLinear", [codes, scale, zero], name, axis=grid.axis)
+
+    def _planes(self, params: LayerParams, name: str) -> gs.Variable:
+        return unpacking_nodes(self.graph, self.constants, pack(params.codes, params.grid.bits, params.grid.low), name)
+
+    def _integer_bias(self, layer: Layer, params: LayerParams, bias: npt.NDArray[np.float32]) -> gs.Variable:
+        scale = bias_scale(params.grid, self.plan.layer_input(layer.input))
+        codes = np.clip(np.rint(bias.astype(np.float64) / scale), INT32.min, INT32.max).astype(np.int32)
+        name = f"{layer.name}_bias"
+        zero = np.zeros(scale.shape, np.int32)
+        inputs = [
+            self.constants.add(f"{name}_codes", codes),
+            self.constants.add(f"{name}_scale", scale),
+            self.constants.add(f"{name}_zero", zero),
+        ]
+        return self._node("DequantizeLinear", inputs, name, axis=0 if scale.ndim else None)
+
+    def _grid(self, grid: Grid, name: str) -> tuple[gs.Constant, gs.Constant]:
+        scale = self.constants.add(f"{name}_scale", grid.scale.astype(np.float32))
+        return scale, self.constants.add(f"{name}_zero", grid.zero_point.astype(grid.dtype))
+
+    def _node(
+        self, op: str, inputs: list[gs.Tensor], name: str, into: gs.Variable | None = None, axis: int | None = None
+    ) -> gs.Variable:
+        output = into if into is not None else gs.Variable(self.constants.fresh(name))
+        attrs: dict[str, Any] = {} if axis is None else {"axis": axis}
+        self.graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output]))
+        return output
+
+
+def bias_scale(weight: Grid, activation: Grid) -> npt.NDArray[np.float32]:
+    """The grid of an int32 bias: products of weight and activation steps."""
+    return (weight.scale * activation.scale).astype(np.float32)

@@ -1,0 +1,55 @@
+"""Tensor shapes with the batch set to one."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from onnxcalib.data import InputSpec
+
+
+def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
+    """Shapes of tensors with the batch set to one; None where a size stays unknown."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    _without_large_weights(bare)
+    for value in bare.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if dims and not dims[0].dim_value:
+            dims[0].dim_value = 1
+    # A declared output shape still names the old batch; it must not contradict the new one.
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del bare.graph.value_info[:]
+    try:
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        return {}
+    shapes: dict[str, tuple[int | None, ...]] = {}
+    for value in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            dims = value.type.tensor_type.shape.dim
+            shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
+    return shapes
+
+
+def _without_large_weights(model: onnx.ModelProto) -> None:
+    """Large initialisers become inputs of the same shape: inference needs their shapes only."""
+    large = [tensor for tensor in model.graph.initializer if np.prod(tensor.dims, dtype=np.int64) > 1024]
+    small = [tensor for tensor in model.graph.initializer if np.prod(tensor.dims, dtype=np.int64) <= 1024]
+    for tensor in large:
+        model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(small)
+
+
+def input_specs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
+    """The inputs that data must provide; a free, symbolic or negative size is any size."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    specs = []
+    for value in model.graph.input:
+        if value.name not in stored:
+            tensor = value.type.tensor_type
+            shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
+            specs.append(InputSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type), shape))
+    return tuple(specs)

@@ -1,0 +1,93 @@
+"""How integer weights lie in the file: plain bytes, or bit planes that the runtime unpacks once, at load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_graphsurgeon as gs
+
+Codes = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Codes as planes: byte j of plane i holds bit i of eight neighbouring codes."""
+
+    planes: npt.NDArray[np.uint8]  # [bits, bytes]
+    low: int  # the code that is stored as zero
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def pack(codes: Codes, bits: int, low: int) -> Packed:
+    """Packs codes low .. low + 2^bits - 1."""
+    flat = codes.astype(np.int32).reshape(-1) - low
+    padded = np.zeros(-(-flat.size // 8) * 8, np.uint8)
+    padded[: flat.size] = flat
+    planes = np.stack([np.packbits((padded >> bit) & 1, bitorder="little") for bit in range(bits)])
+    return Packed(planes, low, codes.shape, codes.dtype)
+
+
+def unpack(packed: Packed) -> Codes:
+    """The reference for what the unpacking nodes compute."""
+    bits = np.unpackbits(packed.planes, axis=1, bitorder="little").astype(np.int32)
+    size = int(np.prod(packed.shape))
+    codes = (bits << np.arange(len(packed.planes))[:, None]).sum(axis=0)[:size] + packed.low
+    return codes.astype(packed.dtype).reshape(packed.shape)
+
+
+class Constants:
+    """Constants of a graph under construction; equal ones are stored once."""
+
+    def __init__(self, graph: gs.Graph) -> None:
+        self._taken = set(graph.tensors())
+        self._known: dict[tuple[str, tuple[int, ...], bytes], gs.Constant] = {}
+
+    def add(self, name: str, value: npt.NDArray[Any]) -> gs.Constant:
+        """A constant with that value, named so unless it exists already."""
+        value = np.asarray(value, order="C")  # ascontiguousarray would make a scalar a vector
+        key = (value.dtype.str, value.shape, value.tobytes())
+        if key not in self._known:
+            self._known[key] = gs.Constant(self.fresh(name), value)
+        return self._known[key]
+
+    def fresh(self, name: str) -> str:
+        """A tensor name that is not taken."""
+        candidate, count = name, 1
+        while candidate in self._taken:
+            count += 1
+            candidate = f"{name}_{count}"
+        self._taken.add(candidate)
+        return candidate
+
+
+def unpacking_nodes(graph: gs.Graph, constants: Constants, packed: Packed, name: str) -> gs.Variable:
+    """Standard ops of opset 13 that rebuild the codes; runtimes fold them, for all their inputs are constant."""
+    bits, length = packed.planes.shape
+
+    def node(op: str, inputs: list[gs.Tensor], **attrs: Any) -> gs.Variable:
+        output = gs.Variable(constants.fresh(f"{name}_{op.lower()}"))
+        graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output]))
+        return output
+
+    planes = constants.add(f"{name}_planes", packed.planes.reshape(bits, length, 1))
+    shifts = constants.add("bit_shifts", np.arange(8, dtype=np.uint8).reshape(1, 1, 8))
+    shifted = node("BitShift", [planes, shifts], direction="RIGHT")
+    ones = node("Mod", [shifted, constants.add("two", np.array(2, np.uint8))])
+    rows = node("Reshape", [node("Cast", [ones], to=1), constants.add("bit_rows", np.array([bits, -1], np.int64))])
+    powers = constants.add(f"powers_of_{bits}_bits", (2.0 ** np.arange(bits, dtype=np.float32)).reshape(1, bits))
+    sums = node("MatMul", [powers, rows])
+    size = int(np.prod(packed.shape))
+    if size != length * 8:
+        begin, axes = constants.add("begin", np.array([0], np.int64)), constants.add("axis_one", np.array([1], np.int64))
+        sums = node("Slice", [sums, begin, constants.add(f"{name}_size", np.array([size], np.int64)), axes])
+    codes = node("Add", [sums, constants.add(f"low_{bits}_bits", np.array(packed.low, np.float32))])
+    shape = constants.add(f"{name}_shape", np.array(packed.shape, np.int64))
+    return node("Reshape", [node("Cast", [codes], to=_onnx_type(packed.dtype)), shape])
+
+
+def _onnx_type(dtype: np.dtype[Any]) -> int:
+    return {np.dtype(np.int8): 3, np.dtype(np.uint8): 2}[dtype]

@@ -1,0 +1,1 @@
+"""Grids and ranges: NumPy only."""

@@ -1,0 +1,113 @@
+"""The quantizer: bits, scale and zero point; codes as ONNX's QuantizeLinear makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float32]
+
+# A smaller range is a constant tensor: its scale must stay far from float32's smallest numbers.
+TINY = 1e-8
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The integer codes low..high and the real value of each: scale * (code - zero_point)."""
+
+    scale: FloatArray
+    zero_point: npt.NDArray[np.int32]
+    bits: int
+    signed: bool
+    low: int
+    high: int
+    axis: int | None = None  # None: one scale for the whole tensor
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The container: codes narrower than eight bits still lie in eight."""
+        return np.dtype(np.int8 if self.signed else np.uint8)
+
+    @property
+    def fills_container(self) -> bool:
+        """Whether saturation of the container type alone keeps codes within low..high."""
+        info = np.iinfo(self.dtype)
+        return self.low <= info.min and self.high >= info.max
+
+    @property
+    def range(self) -> tuple[FloatArray, FloatArray]:
+        """The smallest and the largest real value on the grid."""
+        low = (np.float32(self.low) - self.zero_point).astype(np.float32) * self.scale
+        high = (np.float32(self.high) - self.zero_point).astype(np.float32) * self.scale
+        return low, high
+
+
+@dataclass(frozen=True)
+class GridKind:
+    """What a grid looks like before its range is known."""
+
+    bits: int
+    signed: bool
+    symmetric: bool
+
+    @property
+    def codes(self) -> tuple[int, int]:
+        """The lowest and the highest code; -128 is left out because paired int8 products can overflow on it."""
+        if not self.signed:
+            return 0, 2**self.bits - 1
+        half = 2 ** (self.bits - 1)
+        return (-half + 1 if self.symmetric and self.bits == 8 else -half), half - 1
+
+
+def make_grid(low: npt.ArrayLike, high: npt.ArrayLike, kind: GridKind, axis: int | None = None) -> Grid:
+    """The grid that covers low..high and holds zero exactly; arrays give one scale a channel."""
+    lo = np.minimum(np.asarray(low, np.float64), 0.0)
+    hi = np.maximum(np.asarray(high, np.float64), 0.0)
+    first, last = kind.codes
+    if kind.symmetric:
+        # An unsigned symmetric grid has its zero in the middle, one step short of the top.
+        zero = 0 if kind.signed else 2 ** (kind.bits - 1)
+        scale = np.maximum(np.maximum(-lo, hi), TINY) / (last - zero)
+        zero_point = np.full(scale.shape, zero)
+    else:
+        scale = np.maximum(hi - lo, TINY) / (last - first)
+        zero_point = np.clip(np.rint(first - lo / scale), first, last)
+    return Grid(
+        np.asarray(scale, np.float32), np.asarray(zero_point, np.int32), kind.bits, kind.signed, first, last, axis
+    )
+
+
+def quantize(values: Array, grid: Grid) -> Array:
+    """Integer codes, rounded half to even and saturated, as QuantizeLinear does in float32."""
+    scale, zero_point = _along_axis(grid, values.ndim)
+    with np.errstate(over="ignore"):
+        steps = np.rint(np.asarray(values, np.float32) / scale)
+    return np.clip(steps + zero_point.astype(np.float32), grid.low, grid.high).astype(grid.dtype)
+
+
+def dequantize(codes: Array, grid: Grid) -> FloatArray:
+    """The real values of codes, as DequantizeLinear computes them."""
+    scale, zero_point = _along_axis(grid, codes.ndim)
+    return (codes.astype(np.int32) - zero_point).astype(np.float32) * scale
+
+
+def fake_quantize(values: Array, grid: Grid) -> FloatArray:
+    """Values moved to the nearest point of the grid."""
+    return dequantize(quantize(values, grid), grid)
+
+
+def with_least_scale(grid: Grid, least: npt.ArrayLike) -> Grid:
+    """The grid with scales raised to at least the given ones."""
+    return replace(grid, scale=np.maximum(grid.scale, np.asarray(least, np.float32)))
+
+
+def _along_axis(grid: Grid, ndim: int) -> tuple[FloatArray, npt.NDArray[np.int32]]:
+    if grid.axis is None:
+        return grid.scale, grid.zero_point
+    shape = [1] * ndim
+    shape[grid.axis] = -1
+    return grid.scale.reshape(shape), grid.zero_point.reshape(shape)

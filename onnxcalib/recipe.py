@@ -1,0 +1,170 @@
+"""What the user asked for: frozen dataclasses, read from and written to TOML."""
+
+from __future__ import annotations
+
+import enum
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from onnxcalib.errors import RecipeError, near
+
+MIN_BITS, MAX_BITS = 2, 8
+
+
+class Pipeline(enum.StrEnum):
+    """Which stages run: plain rounds to nearest, light adds allocation and batch-norm tuning."""
+
+    PLAIN = "plain"
+    LIGHT = "light"
+
+
+class RangeMethod(enum.StrEnum):
+    """How a quantization range is estimated from statistics; auto measures the others and takes the best."""
+
+    AUTO = "auto"
+    MINMAX = "minmax"
+    AVERAGED = "averaged"
+    PERCENTILE = "percentile"
+    MSE = "mse"
+    ENTROPY = "entropy"
+
+
+@dataclass(frozen=True, order=True)
+class Precision:
+    """Bits of a layer's weight and of the activation that it reads."""
+
+    weight: int
+    activation: int
+
+    def __post_init__(self) -> None:
+        for what, bits in (("weight", self.weight), ("activation", self.activation)):
+            if not MIN_BITS <= bits <= MAX_BITS:
+                raise RecipeError(f"{bits} {what} bits are out of range.", f"Choose {MIN_BITS} to {MAX_BITS}.")
+
+    @classmethod
+    def parse(cls, text: str) -> Precision:
+        """Reads "w4a8", or "8" for w8a8."""
+        match = re.fullmatch(r"w(\d+)a(\d+)|(\d+)", text.strip().lower())
+        if match is None:
+            raise RecipeError(f"'{text}' is not a precision.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
+        weight, activation, both = match.groups()
+        return cls(int(weight or both), int(activation or both))
+
+    def __str__(self) -> str:
+        return f"w{self.weight}a{self.activation}"
+
+
+def parse_bits(text: str) -> tuple[Precision, ...]:
+    """Reads a comma-separated list of precisions; each may stand once."""
+    choices = tuple(Precision.parse(part) for part in text.split(","))
+    if len(set(choices)) != len(choices):
+        raise RecipeError(f"--bits {text} names a precision twice.", "Name each once.")
+    return choices
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides the result, apart from the model and the data."""
+
+    pipeline: Pipeline = Pipeline.PLAIN
+    bits: tuple[Precision, ...] = (Precision(8, 8),)
+    edge_bits: int | None = None
+    target: str = "ort"
+    ranges: RangeMethod = RangeMethod.AUTO
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.bits:
+            raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
+        if self.edge_bits is not None:
+            Precision(self.edge_bits, self.edge_bits)
+        if self.pipeline is Pipeline.PLAIN and len(self.bits) > 1:
+            listed = ",".join(map(str, self.bits))
+            raise RecipeError(
+                f"--bits {listed} asks for mixed precision, which the plain pipeline does not assign.",
+                "Give one precision, or --pipeline light.",
+            )
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """Reads a TOML recipe; unknown keys and wrong types are errors."""
+    return Recipe(**read_options(path))
+
+
+def read_options(path: str | Path) -> dict[str, Any]:
+    """The options that a TOML recipe sets, checked one by one, so that others can go on top."""
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"recipe {path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe {path} is not valid TOML: {error}.", "Mend that line.") from error
+    known = {f.name for f in fields(Recipe)}
+    for key in table:
+        if key not in known:
+            raise RecipeError(f"recipe {path} has an unknown key '{key}'.", near(key, sorted(known)))
+    return {key: _from_toml(str(path), key, value) for key, value in table.items()}
+
+
+def write_recipe(recipe: Recipe) -> str:
+    """The recipe as TOML text; reading it gives the same recipe."""
+    lines = [f"{f.name} = {_to_toml(getattr(recipe, f.name))}" for f in fields(recipe) if _is_set(recipe, f.name)]
+    return "\n".join(lines) + "\n"
+
+
+def _is_set(recipe: Recipe, name: str) -> bool:
+    return getattr(recipe, name) is not None
+
+
+_SIMPLE: Mapping[str, tuple[type, str]] = {
+    "pipeline": (str, "a string"),
+    "target": (str, "a string"),
+    "ranges": (str, "a string"),
+    "edge_bits": (int, "an integer"),
+    "seed": (int, "an integer"),
+    "include": (list, "a list of strings"),
+    "exclude": (list, "a list of strings"),
+    "bits": (list, "a list of strings"),
+}
+
+
+def _from_toml(path: str, key: str, value: Any) -> Any:
+    kind, words = _SIMPLE[key]
+    if key == "bits" and isinstance(value, str | int) and not isinstance(value, bool):
+        return parse_bits(str(value))
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise RecipeError(f"recipe {path}: '{key}' must be {words}, not {value!r}.", "Mend that line.")
+    if kind is list and not all(isinstance(item, str) for item in value):
+        raise RecipeError(f"recipe {path}: '{key}' must be {words}.", "Mend that line.")
+    if key == "bits":
+        return parse_bits(",".join(value))
+    return parse_choice(key, value) if key in ("pipeline", "ranges") else tuple(value) if kind is list else value
+
+
+def parse_choice(option: str, value: str) -> Pipeline | RangeMethod:
+    """The member of the option's enum that the text names."""
+    kind: type[Pipeline] | type[RangeMethod] = Pipeline if option == "pipeline" else RangeMethod
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise RecipeError(f"'{value}' is not a {option}.", f"Choose {_or(kind)}.") from error
+
+
+def _or(words: Iterable[str]) -> str:
+    *head, last = (str(word) for word in words)
+    return f"{', '.join(head)} or {last}" if head else last
+
+
+def _to_toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_to_toml(item) for item in value) + "]"
+    if isinstance(value, str | Precision):
+        text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{text}"'
+    return str(value)

@@ -1,0 +1,79 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from onnxcalib.model.layers import Layer, LayerList
+from onnxcalib.plan import QuantPlan
+from onnxcalib.stages.evaluate import Evaluation
+
+
+def layer_table(layers: LayerList) -> Table:
+    """The layer list, one row a layer."""
+    table = Table(title="Layers", title_justify="left", box=None, pad_edge=False)
+    for column in ("layer", "op", "weight", "follows", "reads"):
+        table.add_column(column, overflow="fold")
+    for column in ("params", "MACs"):
+        table.add_column(column, justify="right")
+    for layer in layers.layers:
+        table.add_row(
+            layer.name, _kind(layer), "x".join(map(str, layer.weight_shape)), _followed_by(layer), layer.input,
+            f"{layer.parameters:,}", "?" if layer.macs is None else f"{layer.macs:,}",
+        )  # fmt: skip
+    return table
+
+
+def float_table(layers: LayerList) -> Table:
+    """What stays float, and why."""
+    table = Table(title="Stays float", title_justify="left", box=None, pad_edge=False)
+    for column in ("node", "op", "why"):
+        table.add_column(column, overflow="fold")
+    for node in layers.float_nodes:
+        table.add_row(node.name, node.op, node.reason)
+    return table
+
+
+def evaluation_table(rows: Sequence[Evaluation]) -> Table:
+    """One row a model."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", overflow="fold")
+    for column in ("n", "top-1 %", "agree %", "SQNR dB", "distillation", "bytes", "latency/ref", "ms"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row.model, str(row.samples), _number(row.top1, 2), _number(row.agreement, 2), _number(row.sqnr_db, 1),
+            _number(row.distillation_loss, 5), f"{row.bytes:,}", _number(row.latency_ratio, 2), _number(row.latency_ms, 2),
+        )  # fmt: skip
+    return table
+
+
+def summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
+    """One line on what was written."""
+    counts: dict[str, int] = {}
+    for precision in plan.precisions.values():
+        counts[str(precision)] = counts.get(str(precision), 0) + 1
+    mix = ", ".join(f"{count} at {name}" for name, count in sorted(counts.items()))
+    share = 100 * written_bytes / float_bytes
+    return (
+        f"{len(plan.precisions)} layers quantized ({mix}), ranges {plan.ranges}, target {plan.target}; "
+        f"{written_bytes:,} bytes, {share:.1f} % of the float file"
+    )
+
+
+def _kind(layer: Layer) -> str:
+    return "depthwise Conv" if layer.is_depthwise else f"Conv /{layer.groups}" if layer.groups > 1 else layer.op
+
+
+def _followed_by(layer: Layer) -> str:
+    parts = [*(["bias"] if layer.bias else []), *(["BN"] if layer.batch_norm else [])]
+    return "+".join([*parts, *([layer.activation] if layer.activation else [])]) or "-"
+
+
+def _number(value: float | None, digits: int) -> str:
+    if value is None:
+        return "-"
+    return "inf" if math.isinf(value) else f"{value:.{digits}f}"
