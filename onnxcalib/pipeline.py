@@ -58,10 +58,13 @@ def silent(_stage: str, _done: int, _total: int) -> None:
     """Progress that nobody watches."""
 
 
+DEFAULT = Recipe()
+
+
 def quantize(
     model: str | Path | onnx.ModelProto,
     calibration: Any,
-    recipe: Recipe = Recipe(),
+    recipe: Recipe = DEFAULT,
     *,
     output: str | Path | None = None,
     preprocess: Preprocess | None = None,
@@ -78,9 +81,7 @@ def quantize(
     return result
 
 
-def start(
-    model: str | Path | onnx.ModelProto, calibration: Any, recipe: Recipe, preprocess: Preprocess | None
-) -> Job:
+def start(model: str | Path | onnx.ModelProto, calibration: Any, recipe: Recipe, preprocess: Preprocess | None) -> Job:
     """Reads the model and the data, and finds what there is to quantize."""
     target = find_target(recipe.target)
     prepared = read_prepared(model, target)

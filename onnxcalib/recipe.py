@@ -122,7 +122,7 @@ def _is_set(recipe: Recipe, name: str) -> bool:
     return getattr(recipe, name) is not None
 
 
-_SIMPLE: Mapping[str, tuple[type, str]] = {
+_KINDS: Mapping[str, tuple[type[Any], str]] = {
     "pipeline": (str, "a string"),
     "target": (str, "a string"),
     "ranges": (str, "a string"),
@@ -135,7 +135,7 @@ _SIMPLE: Mapping[str, tuple[type, str]] = {
 
 
 def _from_toml(path: str, key: str, value: Any) -> Any:
-    kind, words = _SIMPLE[key]
+    kind, words = _KINDS[key]
     if key == "bits" and isinstance(value, str | int) and not isinstance(value, bool):
         return parse_bits(str(value))
     if not isinstance(value, kind) or isinstance(value, bool):

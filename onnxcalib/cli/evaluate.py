@@ -30,9 +30,7 @@ def evaluate(models: tuple[Path, ...], data: Path, reference: Path | None, as_js
     onnxcalib evaluate small.onnx -d test.npz --reference model.onnx
     """
     with progress_bar() as progress:
-        rows = evaluate_models(
-            list(models), data, reference, preprocess=preprocess_from(options), progress=progress
-        )
+        rows = evaluate_models(list(models), data, reference, preprocess=preprocess_from(options), progress=progress)
     if as_json:
         click.echo(json.dumps([_plain(row) for row in rows], indent=1))
     else:

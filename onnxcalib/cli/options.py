@@ -89,4 +89,6 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise RecipeError(f"--{option} '{text}' is not a list of numbers.", "Write 0.5 or 0.485,0.456,0.406.") from error
+        raise RecipeError(
+            f"--{option} '{text}' is not a list of numbers.", "Write 0.5 or 0.485,0.456,0.406."
+        ) from error

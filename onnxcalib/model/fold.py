@@ -1,4 +1,4 @@
-"""Folds batch norm into the layer before it, and remembers what it was."""
+"""Folds into a layer what directly follows it: added constants, and batch norm, of which it remembers what it was."""
 
 from __future__ import annotations
 
@@ -13,6 +13,28 @@ FloatArray = npt.NDArray[np.float32]
 Folded = tuple[FloatArray, FloatArray, float]  # gamma, beta, eps
 
 FOLDABLE_INTO = ("Conv", "ConvTranspose", "Gemm")
+
+
+def fold_bias_adds(graph: onnx.GraphProto) -> None:
+    """Makes a constant that is added to every place of a channel the bias of the convolution before it."""
+    index = GraphIndex(graph)
+    for conv in list(graph.node):
+        if conv.op_type not in ("Conv", "ConvTranspose") or len(conv.input) > 2:
+            continue
+        add, weight = index.only_reader(conv.output[0]), index.initializers.get(conv.input[1])
+        if add is None or add.op_type != "Add" or weight is None:
+            continue
+        groups = attributes(conv).get("group", 1)
+        channels = weight.dims[0] if conv.op_type == "Conv" else weight.dims[1] * groups
+        added = next((index.constant(name) for name in add.input if name in index.initializers), None)
+        places = [1] * (len(weight.dims) - 2)
+        if added is None or list(added.shape) not in ([1, channels, *places], [channels, *places]):
+            continue
+        _replace_input(graph, conv, 2, added.reshape(-1), f"{conv.name}_bias")
+        conv.output[0] = add.output[0]
+        graph.node.remove(add)
+        index = GraphIndex(graph)
+    drop_unused_initializers(graph)
 
 
 def fold_batch_norms(graph: onnx.GraphProto) -> dict[str, Folded]:
@@ -48,7 +70,11 @@ def _can_fold(index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) ->
 def _fold(graph: onnx.GraphProto, index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) -> Folded:
     gamma, beta, mean, variance = (index.constant(name) for name in norm.input[1:5])
     weight = index.constant(layer.input[1])
-    assert gamma is not None and beta is not None and mean is not None and variance is not None and weight is not None
+    assert gamma is not None
+    assert beta is not None
+    assert mean is not None
+    assert variance is not None
+    assert weight is not None
     eps = float(attributes(norm).get("epsilon", 1e-5))
     factor = gamma.astype(np.float64) / np.sqrt(variance.astype(np.float64) + eps)
     bias = index.constant(layer.input[2]) if len(layer.input) > 2 and layer.input[2] else np.zeros_like(gamma)

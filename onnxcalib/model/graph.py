@@ -72,7 +72,7 @@ def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup:
     if cleanup:
         graph.cleanup()
     graph.toposort()
-    edited = gs.export_onnx(graph, do_type_check=False)
+    edited: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
     _restore(edited, model)
     present = {tensor.name for tensor in edited.graph.initializer}
     for name in sorted(_used(edited) - present):

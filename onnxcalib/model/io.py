@@ -19,7 +19,8 @@ OLDEST_OPSET, NEWEST_OPSET = 7, 23
 PROTOBUF_LIMIT = 2**31 - 2**20
 QUANTIZED_OPS = {
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QLinearAdd",
-    "ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "FakeQuant", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
+    "ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "FakeQuant", "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat",
 }  # fmt: skip
 
 
@@ -106,7 +107,8 @@ def file_bytes(path: str | Path) -> int:
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    return path.stat().st_size + sum((path.parent / name).stat().st_size for name in names)
+    beside: int = sum((path.parent / name).stat().st_size for name in names)
+    return path.stat().st_size + beside
 
 
 def check_writable(path: Path) -> None:

@@ -20,7 +20,8 @@ from onnxcalib.model.shapes import infer_shapes
 
 LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ACTIVATION_OPS = (
-    "Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Gelu", "Softplus", "Mish",
+    "Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Gelu",
+    "Softplus", "Mish",
 )  # fmt: skip
 
 
@@ -106,9 +107,9 @@ def _float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode]:
         return [FloatNode(node.name, node.op_type, "recurrent ops are not quantized")]
     if node.op_type == "BatchNormalization":
         return [FloatNode(node.name, node.op_type, "no layer directly before it to fold it into")]
-    if node.op_type == "Gather" and (table := index.initializers.get(node.input[0])) is not None:
-        if math.prod(table.dims) >= 4096 and table.data_type == onnx.TensorProto.FLOAT:
-            return [FloatNode(node.name, node.op_type, "embedding tables are not quantized")]
+    table = index.initializers.get(node.input[0]) if node.op_type == "Gather" else None
+    if table is not None and table.data_type == onnx.TensorProto.FLOAT and math.prod(table.dims) >= 4096:
+        return [FloatNode(node.name, node.op_type, "embedding tables are not quantized")]
     inner = [body for attribute in node.attribute if attribute.HasField("g") for body in all_nodes(attribute.g)]
     return [
         FloatNode(body.name or body.output[0], body.op_type, f"inside a subgraph of {node.op_type} '{node.name}'")

@@ -10,13 +10,14 @@ import numpy.typing as npt
 import onnx
 from onnx import inliner, numpy_helper
 
-from onnxcalib.model.fold import fold_batch_norms
 from onnxcalib.model.constants import constants_to_initializers, fold_constants
+from onnxcalib.model.fold import fold_batch_norms, fold_bias_adds
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
 from onnxcalib.model.opset import within
 from onnxcalib.model.shapes import infer_shapes
 
 FloatArray = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True)
 class BatchNorm:
@@ -50,6 +51,8 @@ def prepare(model: onnx.ModelProto, source: str, oldest_opset: int = 13, newest_
     fold_constants(model)
     _plain_gemms(model.graph)
     _explicit_pads(model)
+    _matmuls_to_gemms(model)
+    fold_bias_adds(model.graph)
     folded = fold_batch_norms(model.graph)
     return Model(model, {layer: BatchNorm(*values) for layer, values in folded.items()}, source)
 
@@ -98,9 +101,27 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
     drop_unused_initializers(graph)
 
 
+def _matmuls_to_gemms(model: onnx.ModelProto) -> None:
+    """Makes a MatMul of a matrix and its added vector one Gemm, as runtimes do: then the bias is quantized with it."""
+    shapes, index = infer_shapes(model), GraphIndex(model.graph)
+    for node in list(model.graph.node):
+        weight = index.initializers.get(node.input[1]) if node.op_type == "MatMul" else None
+        add = index.only_reader(node.output[0]) if weight is not None and len(weight.dims) == 2 else None
+        if weight is None or add is None or add.op_type != "Add" or len(shapes.get(node.input[0], ())) != 2:
+            continue
+        bias = next((name for name in add.input if name in index.initializers), None)
+        if bias is not None and list(index.initializers[bias].dims) == [weight.dims[1]]:
+            node.op_type = "Gemm"
+            node.input.append(bias)
+            node.output[0] = add.output[0]
+            model.graph.node.remove(add)
+
+
 def _explicit_pads(model: onnx.ModelProto) -> None:
     """Replaces auto_pad of convolutions where the spatial size is known."""
-    automatic = [node for node in model.graph.node if attributes(node).get("auto_pad", b"NOTSET") not in (b"NOTSET", b"")]
+    automatic = [
+        node for node in model.graph.node if attributes(node).get("auto_pad", b"NOTSET") not in (b"NOTSET", b"")
+    ]
     if not automatic:
         return
     shapes = infer_shapes(model)
@@ -114,9 +135,7 @@ def _explicit_pads(model: onnx.ModelProto) -> None:
             node.attribute.extend([*others, onnx.helper.make_attribute("pads", pads)])
 
 
-def _pads(
-    node: onnx.NodeProto, shape: tuple[int | None, ...] | None, weight: onnx.TensorProto
-) -> list[int] | None:
+def _pads(node: onnx.NodeProto, shape: tuple[int | None, ...] | None, weight: onnx.TensorProto) -> list[int] | None:
     values = attributes(node)
     rank = len(weight.dims) - 2
     if values["auto_pad"] == b"VALID":

@@ -26,7 +26,9 @@ def write_qdq(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Ta
     """Requires a plan made for this model; ensures the same inputs, outputs and metadata."""
 
     def change(graph: gs.Graph) -> None:
-        _Writer(graph, GraphIndex(model.proto.graph), plan, target).write([layer for layer in layers if layer.name in plan.layers])
+        _Writer(graph, GraphIndex(model.proto.graph), plan, target).write(
+            [layer for layer in layers if layer.name in plan.layers]
+        )
 
     written = edit(model.proto, change)
     onnx.checker.check_model(written)
@@ -88,7 +90,7 @@ class _Writer:
         return self._node("DequantizeLinear", [codes, scale, zero], f"{name}_dequantized", into)
 
     def _repeats_activation(self, tensor: gs.Variable, grid: Grid, layers: Sequence[gs.Node]) -> bool:
-        """Whether a narrow grid does all that the Relu or Clip before it does: runtimes absorb these only into full grids."""
+        """Whether a narrow grid does all that a Relu or Clip does: runtimes absorb these only into full grids."""
         node = tensor.inputs[0] if tensor.inputs else None
         if grid.fills_container or self.target.placement is not Placement.FUSED or node is None:
             return False
@@ -126,16 +128,22 @@ class _Writer:
             node.inputs[2] = self.constants.add(f"{layer.name}_bias", params.bias)
 
     def _weight(self, layer: Layer, params: LayerParams) -> gs.Variable:
-        grid, name = params.grid, f"{layer.name}_weight"
-        if self.target.storage is Storage.BIT_PLANES and grid.bits < 8:
-            codes: gs.Tensor = self._planes(params, name)
-        else:
-            codes = self.constants.add(f"{name}_codes", params.codes)
-        scale, zero = self._grid(grid, name)
-        return self._node("DequantizeLinear", [codes, scale, zero], name, axis=grid.axis)
+        name = f"{layer.name}_weight"
+        if not (self.target.float_compute and layer.op == "Conv"):
+            return self._dequantized(params.codes, params.grid, name)
+        # A Reshape between the weight and its Conv is what no runtime looks through for a pattern to fuse.
+        rows = self._dequantized(params.codes.reshape(len(params.codes), -1), params.grid, f"{name}_rows")
+        shape = self.constants.add(f"{name}_shape", np.array(params.codes.shape, np.int64))
+        return self._node("Reshape", [rows, shape], name)
 
-    def _planes(self, params: LayerParams, name: str) -> gs.Variable:
-        return unpacking_nodes(self.graph, self.constants, pack(params.codes, params.grid.bits, params.grid.low), name)
+    def _dequantized(self, codes: npt.NDArray[Any], grid: Grid, name: str) -> gs.Variable:
+        if self.target.storage is Storage.BIT_PLANES and grid.bits < 8:
+            packed = pack(codes, grid.bits, grid.low)
+            stored: gs.Tensor = unpacking_nodes(self.graph, self.constants, packed, name)
+        else:
+            stored = self.constants.add(f"{name}_codes", codes)
+        scale, zero = self._grid(grid, name)
+        return self._node("DequantizeLinear", [stored, scale, zero], name, axis=grid.axis)
 
     def _integer_bias(self, layer: Layer, params: LayerParams, bias: npt.NDArray[np.float32]) -> gs.Variable:
         scale = bias_scale(params.grid, self.plan.layer_input(layer.input))

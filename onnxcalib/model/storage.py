@@ -35,8 +35,9 @@ def unpack(packed: Packed) -> Codes:
     """The reference for what the unpacking nodes compute."""
     bits = np.unpackbits(packed.planes, axis=1, bitorder="little").astype(np.int32)
     size = int(np.prod(packed.shape))
-    codes = (bits << np.arange(len(packed.planes))[:, None]).sum(axis=0)[:size] + packed.low
-    return codes.astype(packed.dtype).reshape(packed.shape)
+    stored = (bits << np.arange(len(packed.planes))[:, None]).sum(axis=0)[:size]
+    codes: Codes = (stored + packed.low).astype(packed.dtype).reshape(packed.shape)
+    return codes
 
 
 class Constants:
@@ -82,7 +83,10 @@ def unpacking_nodes(graph: gs.Graph, constants: Constants, packed: Packed, name:
     sums = node("MatMul", [powers, rows])
     size = int(np.prod(packed.shape))
     if size != length * 8:
-        begin, axes = constants.add("begin", np.array([0], np.int64)), constants.add("axis_one", np.array([1], np.int64))
+        begin, axes = (
+            constants.add("begin", np.array([0], np.int64)),
+            constants.add("axis_one", np.array([1], np.int64)),
+        )
         sums = node("Slice", [sums, begin, constants.add(f"{name}_size", np.array([size], np.int64)), axes])
     codes = node("Add", [sums, constants.add(f"low_{bits}_bits", np.array(packed.low, np.float32))])
     shape = constants.add(f"{name}_shape", np.array(packed.shape, np.int64))

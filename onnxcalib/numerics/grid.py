@@ -86,7 +86,8 @@ def quantize(values: Array, grid: Grid) -> Array:
     scale, zero_point = _along_axis(grid, values.ndim)
     with np.errstate(over="ignore"):
         steps = np.rint(np.asarray(values, np.float32) / scale)
-    return np.clip(steps + zero_point.astype(np.float32), grid.low, grid.high).astype(grid.dtype)
+    codes: Array = np.clip(steps + zero_point.astype(np.float32), grid.low, grid.high).astype(grid.dtype)
+    return codes
 
 
 def dequantize(codes: Array, grid: Grid) -> FloatArray:

@@ -41,7 +41,7 @@ def divergence(reference: Array, output: Array, head: Head) -> FloatArray:
 
 @dataclass
 class Distillation:
-    """The distillation loss, gathered batch by batch: divergence for distributions, relative squared error for values."""
+    """The distillation loss over batches: divergence for distributions, relative squared error for values."""
 
     heads: Mapping[str, Head]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -56,8 +57,8 @@ def mse(stats: TensorStatistics, kind: GridKind) -> Range:
 
     # Each end is searched in turn; a third round never moved a range by more than a step.
     for _ in range(2):
-        high = _best(lambda end, low=low: error(low, end), high)
-        low = _best(lambda end, high=high: error(end, high), low)
+        high = _best(partial(error, low), high)
+        low = _best(partial(_swapped, error, high), low)
     return low, high
 
 
@@ -105,6 +106,10 @@ def _least_error(rows: Array, low: FloatArray, high: FloatArray, kind: GridKind)
         better = error < best
         best[better], share[better] = error[better], part
     return low * share, high * share
+
+
+def _swapped(error: Callable[[float, float], float], high: float, low: float) -> float:
+    return error(low, high)
 
 
 def _best(error: Callable[[float], float], end: float) -> float:

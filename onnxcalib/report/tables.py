@@ -46,7 +46,8 @@ def evaluation_table(rows: Sequence[Evaluation]) -> Table:
     for row in rows:
         table.add_row(
             row.model, str(row.samples), _number(row.top1, 2), _number(row.agreement, 2), _number(row.sqnr_db, 1),
-            _number(row.distillation_loss, 5), f"{row.bytes:,}", _number(row.latency_ratio, 2), _number(row.latency_ms, 2),
+            _number(row.distillation_loss, 5), f"{row.bytes:,}", _number(row.latency_ratio, 2),
+            _number(row.latency_ms, 2),
         )  # fmt: skip
     return table
 

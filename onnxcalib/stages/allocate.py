@@ -21,22 +21,24 @@ from onnxcalib.stages import greedy
 from onnxcalib.stages.greedy import Bound, Choices, Group, Measure, Space, narrow, undominated
 from onnxcalib.stages.sensitivity_table import SensitivityTable, check
 
+# Column numbers and their values.
+_Row = tuple[NDArray[np.intp], NDArray[np.float64]]
 BYTES = {"size", "activation"}
 OBJECTIVE_SCALE = 1e4
 # An optimum below this share of the worst choice drowns in HiGHS's tolerances.
 RESOLVED = 1e-5
+TOLERANCE = 1e-9
 OPTIONS = {
     "output_flag": False,
     "threads": 1,
     "random_seed": 1,
     "mip_rel_gap": 0.0,
     "mip_abs_gap": 0.0,
-    "mip_feasibility_tolerance": 1e-9,
-    "primal_feasibility_tolerance": 1e-9,
-    "dual_feasibility_tolerance": 1e-9,
+    "mip_feasibility_tolerance": TOLERANCE,
+    "primal_feasibility_tolerance": TOLERANCE,
+    "dual_feasibility_tolerance": TOLERANCE,
 }
-# HiGHS's tolerance may let a limit be passed by about 1e-9 of its slack; then the limit is drawn in and solved again.
-TRIES = 6
+TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def maximise_gain(
     """The assignment with the least total cost among those whose estimated loss, and every limit, holds."""
     space = _space(table, pins)
     loss = _loss(table)
-    bounds = [Bound(loss, _not_nan(max_loss, "the loss budget")), *_bounds(table, limits)]
+    budget = _bound(loss, max_loss)
+    bounds = [budget, *_bounds(table, limits)] if budget.most < math.inf else _bounds(table, limits)
     return _best(table, space, _cost(table, cost), bounds, loss)
 
 
@@ -100,7 +103,7 @@ def least_reachable(
 def greedy_accuracy(table: SensitivityTable, limit: Limit, pins: Mapping[str, Precision] = {}) -> Allocation:
     """The baseline that lowers the most robust layers first until the limit is met."""
     space = _space(table, pins)
-    bound = _bounds(table, [limit])[0]
+    bound = _bound(_cost(table, limit.cost), limit.value)
     choices = greedy.lower_most_robust(space, table.base, bound.measure, _loss(table), bound.most)
     return _greedy_result(table, space, bound, choices, "greedy-accuracy")
 
@@ -108,7 +111,7 @@ def greedy_accuracy(table: SensitivityTable, limit: Limit, pins: Mapping[str, Pr
 def greedy_compression(table: SensitivityTable, limit: Limit, pins: Mapping[str, Precision] = {}) -> Allocation:
     """The baseline that puts every layer at its cheapest and raises the smallest layers while the budget lasts."""
     space = _space(table, pins)
-    bound = _bounds(table, [limit])[0]
+    bound = _bound(_cost(table, limit.cost), limit.value)
     choices = greedy.raise_smallest(space, table.base, bound.measure, _loss(table), bound.most)
     return _greedy_result(table, space, bound, choices, "greedy-compression")
 
@@ -145,7 +148,9 @@ def _space(table: SensitivityTable, pins: Mapping[str, Precision]) -> Space:
 
 def _no_shared_bits(space: Space, group: Group, tensor: str, pins: Mapping[str, Precision]) -> RecipeError:
     clash = [pair for pair in combinations(group, 2) if not space.shared_bits(pair)]
-    names = [f"{layer!r}{f' (pinned to {pins[layer]})' if layer in pins else ''}" for layer in (clash or [group])[0]]
+    names = [
+        f"{layer!r}{f' (pinned to {pins[layer]})' if layer in pins else ''}" for layer in (clash[0] if clash else group)
+    ]
     return RecipeError(
         f"layers {' and '.join(names)} read the same tensor {tensor!r} but have no activation bits in common.",
         "Pin them to the same activation bits.",
@@ -176,13 +181,14 @@ def _blend(table: SensitivityTable, names: Sequence[str]) -> Measure:
 
 
 def _bounds(table: SensitivityTable, limits: Sequence[Limit]) -> list[Bound]:
-    return [Bound(_cost(table, limit.cost), _not_nan(limit.value, f"the {limit.cost} limit")) for limit in limits]
+    bounds = [_bound(_cost(table, limit.cost), limit.value) for limit in limits]
+    return [bound for bound in bounds if bound.most < math.inf]
 
 
-def _not_nan(value: float, what: str) -> float:
-    if math.isnan(value):
-        raise RecipeError(f"{what} is not a number.")
-    return value
+def _bound(measure: Measure, most: float) -> Bound:
+    if math.isnan(most) or most == -math.inf:
+        raise RecipeError(f"{most} is not a limit of {measure.label}.")
+    return Bound(measure, most)
 
 
 # Solving.
@@ -192,28 +198,52 @@ def _best(table: SensitivityTable, space: Space, aim: Measure, bounds: list[Boun
     first = _solve(space, aim, bounds)
     if first is None:
         raise _unreachable(table, space, bounds)
-    second = _solve(space, tie, [*bounds, Bound(aim, aim.total(first.choices))])
+    held = [*bounds, Bound(aim, aim.total(first.choices))]
+    # Without the surrogate, which leaves few choices, the second solve would be the harder one.
+    few = narrow(space, held)
+    few = few and narrow(few, [_surrogate(few, aim, bounds, first.choices)])
+    second = few and _solve(few, tie, held)
     # The second solve has an answer, the first one's, unless rounding hides it.
-    choices = first.choices if second is None else second.choices
-    return _result(table, replace(first, choices=choices), "integer program")
+    return _result(table, replace(first, choices=(second or first).choices), "integer program")
 
 
 def _solve(space: Space, aim: Measure, bounds: Sequence[Bound]) -> _Solution | None:
     """The assignment with the least aim within the bounds, each checked exactly; None if there is none."""
-    drawn = [bound for bound in bounds if bound.most < math.inf]
-    stated = list(drawn)
+    drawn = list(bounds)
     for attempt in range(TRIES):
         solution = _solve_scaled(space, aim, drawn)
         if solution is None:
             return None
-        over = [bound.measure.total(solution.choices) - bound.most for bound in stated]
+        over = [bound.measure.total(solution.choices) - bound.most for bound in bounds]
         if max(over, default=0.0) <= 0:
             return solution
+        # The solver's tolerance let a bound be passed: draw it in by as much, then by the whole tolerance.
         drawn = [
-            replace(bound, most=bound.most - 2**attempt * max(excess, 0.0))
+            replace(bound, most=bound.most - max(excess, attempt * TOLERANCE * space.room(bound)))
+            if excess > 0
+            else bound
             for bound, excess in zip(drawn, over, strict=True)
         ]
     raise OnnxcalibError("the integer program could not be solved within its limits.", "Move a limit a little.")
+
+
+def _surrogate(space: Space, aim: Measure, bounds: Sequence[Bound], best: Choices) -> Bound:
+    """One bound that all assignments as good as the best obey: aim and bounds added up, weighted by the LP's duals."""
+    relaxed = _model(space, aim, bounds)
+    relaxed.integrality_ = []
+    duals = np.asarray(_highs(relaxed).getSolution().row_dual)[len(relaxed.row_upper_) - len(bounds) :]
+    values = _objective(space, aim)
+    columns = space.columns()
+    most = math.fsum(value for (layer, it), value in zip(columns, values, strict=True) if best[layer] == it)
+    for bound, dual in zip(bounds, duals, strict=True):
+        # Any weight that is not negative makes a valid bound, so the LP need not be solved exactly.
+        weight = max(-float(dual), 0.0)
+        values = values + weight * space.shares(bound)
+        most += weight
+    table: dict[str, dict[Precision, float]] = {layer: {} for layer in space.menus}
+    for (layer, choice), value in zip(columns, values, strict=True):
+        table[layer][choice] = float(value)
+    return Bound(Measure("surrogate", table), most * (1 + 1e-9))
 
 
 def _solve_scaled(space: Space, aim: Measure, bounds: Sequence[Bound]) -> _Solution | None:
@@ -223,48 +253,48 @@ def _solve_scaled(space: Space, aim: Measure, bounds: Sequence[Bound]) -> _Solut
         if narrowed is None:
             return None
         kept = undominated(narrowed, [aim, *(bound.measure for bound in bounds)])
-        columns = [(layer, choice) for layer, menu in kept.menus.items() for choice in menu]
-        solution = _run(_model(kept, columns, aim, bounds), columns)
+        solution = _run(kept, aim, bounds)
         if solution is None:
             return None
         floor = kept.floor(aim)
         above = math.fsum(aim.values[layer][choice] - floor[layer] for layer, choice in solution.choices.items())
         better = narrow(narrowed, [Bound(aim, aim.total(solution.choices))])
-        if above == 0 or above >= RESOLVED * _above_floor(kept, columns, aim).max() or better is None:
+        if above == 0 or above >= RESOLVED * kept.above_floor(aim).max() or better is None:
             return solution
         space = better
 
 
-def _run(model: highspy.HighsLp, columns: list[tuple[str, Precision]]) -> _Solution | None:
-    highs = highspy.Highs()
-    for name, value in OPTIONS.items():
-        highs.setOptionValue(name, value)
-    highs.passModel(model)
-    highs.run()
+def _run(space: Space, aim: Measure, bounds: Sequence[Bound]) -> _Solution | None:
+    highs = _highs(_model(space, aim, bounds))
     status = highs.getModelStatus()
     if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
         return None
     if status != highspy.HighsModelStatus.kOptimal:
         raise OnnxcalibError(f"the integer program ended with {highs.modelStatusToString(status)!r}.")
-    taken = np.asarray(highs.getSolution().col_value)[: len(columns)] > 0.5
+    values = highs.getSolution().col_value
+    choices = {layer: choice for (layer, choice), value in zip(space.columns(), values, strict=False) if value > 0.5}
     gap = float(highs.getInfo().mip_gap)
-    choices = {layer: choice for (layer, choice), yes in zip(columns, taken, strict=True) if yes}
     return _Solution(choices, True, gap if math.isfinite(gap) else 0.0)
 
 
-def _model(
-    space: Space, columns: list[tuple[str, Precision]], aim: Measure, bounds: Sequence[Bound]
-) -> highspy.HighsLp:
+def _highs(model: highspy.HighsLp) -> highspy.Highs:
+    highs = highspy.Highs()
+    for name, value in OPTIONS.items():
+        highs.setOptionValue(name, value)
+    highs.passModel(model)
+    highs.run()
+    return highs
+
+
+def _model(space: Space, aim: Measure, bounds: Sequence[Bound]) -> highspy.HighsLp:
     """One binary a layer and choice, then one a shared tensor and its bits; each bound's row is scaled to its room."""
-    rows, right = _choice_rows(space, columns)
+    rows, right = _choice_rows(space)
     size = 1 + max(int(index.max()) for index, _ in rows)
     for bound in bounds:
-        shares = _above_floor(space, columns, bound.measure) / space.room(bound)
+        shares = space.shares(bound)
         rows.append((np.flatnonzero(shares), shares[np.flatnonzero(shares)]))
     objective = np.zeros(size)
-    objective[: len(columns)] = _above_floor(space, columns, aim)
-    if objective.max() > 0:
-        objective = objective / objective.max() * OBJECTIVE_SCALE
+    objective[: len(space.columns())] = _objective(space, aim)
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = size, len(rows)
     lp.col_cost_, lp.col_lower_, lp.col_upper_ = objective, np.zeros(size), np.ones(size)
@@ -278,19 +308,22 @@ def _model(
     return lp
 
 
-def _choice_rows(
-    space: Space, columns: list[tuple[str, Precision]]
-) -> tuple[list[tuple[NDArray[np.int64], NDArray[np.float64]]], list[float]]:
-    """The rows, as column numbers and values, by which each layer takes one choice and a group the same bits."""
-    number = {column: index for index, column in enumerate(columns)}
-    rows: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
+def _objective(space: Space, aim: Measure) -> NDArray[np.float64]:
+    above = space.above_floor(aim)
+    return above / above.max() * OBJECTIVE_SCALE if above.max() > 0 else above
+
+
+def _choice_rows(space: Space) -> tuple[list[_Row], list[float]]:
+    """The rows by which each layer takes one choice and a group the same bits, and their right-hand sides."""
+    number = {column: index for index, column in enumerate(space.columns())}
+    rows: list[_Row] = []
     right: list[float] = []
 
     def equal(plus: list[int], minus: list[int], value: float) -> None:
         rows.append((np.array([*plus, *minus]), np.array([1.0] * len(plus) + [-1.0] * len(minus))))
         right.append(value)
 
-    size = len(columns)
+    size = len(number)
     for group in space.groups:
         if len(group) == 1:
             equal([number[group[0], choice] for choice in space.menus[group[0]]], [], 1.0)
@@ -302,11 +335,6 @@ def _choice_rows(
             for bits, column in shared.items():
                 equal([number[layer, choice] for choice in space.at_bits(layer, bits)], [column], 0.0)
     return rows, right
-
-
-def _above_floor(space: Space, columns: list[tuple[str, Precision]], measure: Measure) -> NDArray[np.float64]:
-    floor = space.floor(measure)
-    return np.array([measure.values[layer][choice] - floor[layer] for layer, choice in columns])
 
 
 # What comes out.
@@ -364,7 +392,7 @@ def _unreachable(table: SensitivityTable, space: Space, bounds: Sequence[Bound])
 
 def _stated(bound: Bound) -> str:
     unit = " bytes" if bound.measure.label in BYTES else ""
-    return f"{bound.measure.label} <= {_rounded_up(bound.most)}{unit}"
+    return f"{bound.measure.label} <= {bound.most:,.15g}{unit}"
 
 
 def _shown(table: SensitivityTable, bound: Bound, low: float) -> str:

@@ -100,7 +100,9 @@ class _Score:
     def __post_init__(self) -> None:
         self.loss = Distillation(self.heads)
 
-    def update(self, outputs: Tensors, truth: Tensors | None, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None) -> None:
+    def update(
+        self, outputs: Tensors, truth: Tensors | None, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None
+    ) -> None:
         classes = next((name for name, head in self.heads.items() if head is not Head.VALUES), None)
         if classes is not None and labels is not None and outputs[classes].ndim == 2:
             self.right += int((outputs[classes].argmax(axis=-1) == labels).sum())

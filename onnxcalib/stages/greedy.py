@@ -14,6 +14,8 @@ from onnxcalib.recipe import Precision
 
 Group = tuple[str, ...]
 Choices = dict[str, Precision]
+# What may be ruled out is ruled out with this much care for rounding; the solver sees the rest.
+SLOP = 1e-12
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,19 @@ class Space:
         """The least that each layer can have of a measure."""
         return {layer: min(measure.values[layer][choice] for choice in menu) for layer, menu in self.menus.items()}
 
+    def columns(self) -> list[tuple[str, Precision]]:
+        """Every layer with each of its choices, in a fixed order."""
+        return [(layer, choice) for layer, menu in self.menus.items() for choice in menu]
+
+    def above_floor(self, measure: Measure) -> NDArray[np.float64]:
+        """What each column has of a measure beyond its layer's least."""
+        floor = self.floor(measure)
+        return np.array([measure.values[layer][choice] - floor[layer] for layer, choice in self.columns()])
+
+    def shares(self, bound: Bound) -> NDArray[np.float64]:
+        """The share of the bound's room that each column takes."""
+        return self.above_floor(bound.measure) / self.room(bound)
+
     def room(self, bound: Bound) -> float:
         """What the bound leaves above every layer's least, with the rounding of the sums on the generous side."""
         least = [-value for value in self.floor(bound.measure).values()]
@@ -79,17 +94,37 @@ class Space:
 def narrow(space: Space, bounds: Sequence[Bound]) -> Space | None:
     """The space without choices that break a bound whatever the other layers take; None if a layer has none left."""
     while True:
-        menus = dict(space.menus)
-        for bound in bounds:
-            room, floor, values = space.room(bound), space.floor(bound.measure), bound.measure.values
-            for layer, menu in menus.items():
-                menus[layer] = tuple(it for it in menu if values[layer][it] - floor[layer] <= room)
-        smaller = Space(menus, space.groups).shared_only()
-        if not all(smaller.menus.values()):
+        if any(space.room(bound) <= 0 for bound in bounds):
             return None
+        smaller = space
+        for bound in bounds:
+            smaller = Space(_within(smaller, bound), space.groups).shared_only()
+            if not all(smaller.menus.values()):
+                return None
         if smaller == space:
             return space
         space = smaller
+
+
+def _within(space: Space, bound: Bound) -> dict[str, tuple[Precision, ...]]:
+    """The menus without choices that break the bound even if all else, with shared bits, is at its least."""
+    values = bound.measure.values
+    least: dict[Group, dict[int, dict[str, float]]] = {}
+    for group in space.groups:
+        least[group] = {
+            bits: {layer: min(values[layer][it] for it in space.at_bits(layer, bits)) for layer in group}
+            for bits in space.shared_bits(group)
+        }
+    totals = {group: {bits: math.fsum(low.values()) for bits, low in at.items()} for group, at in least.items()}
+    lowest = {group: min(total.values()) for group, total in totals.items()}
+    room = math.fsum([bound.most, -bound.measure.fixed, *(-low for low in lowest.values())])
+    room += SLOP * max(abs(bound.most), abs(room))
+    menus: dict[str, tuple[Precision, ...]] = {}
+    for group in space.groups:
+        for layer in group:
+            extra = {bits: totals[group][bits] - low[layer] - lowest[group] for bits, low in least[group].items()}
+            menus[layer] = tuple(it for it in space.menus[layer] if extra[it.activation] + values[layer][it] <= room)
+    return menus
 
 
 def undominated(space: Space, measures: Sequence[Measure]) -> Space:
@@ -104,7 +139,8 @@ def undominated(space: Space, measures: Sequence[Measure]) -> Space:
             if len(group) > 1:
                 bits = np.array([choice.activation for choice in menu])
                 beats &= bits[:, None] == bits
-            menus[layer] = tuple(choice for choice, beaten in zip(menu, beats.any(axis=0), strict=True) if not beaten)
+            beaten = np.asarray(beats.any(axis=0))
+            menus[layer] = tuple(choice for choice, out in zip(menu, beaten, strict=True) if not out)
         if len(group) > 1:
             menus |= _undominated_bits(Space(menus, space.groups), group, measures)
     return Space(menus, space.groups)
@@ -130,8 +166,7 @@ def _as_good(
 ) -> NDArray[np.bool_]:
     """Whether each of the ones is at most each of the others in every measure."""
     left, right = (np.array([[m.values[layer][it] for m in measures] for it in menu]) for menu in (ones, others))
-    good: NDArray[np.bool_] = (left[:, None, :] <= right[None, :, :]).all(axis=2)
-    return good
+    return np.asarray((left[:, None, :] <= right[None, :, :]).all(axis=2))
 
 
 def cheapest(space: Space, cost: Measure, loss: Measure) -> Choices:
@@ -139,7 +174,8 @@ def cheapest(space: Space, cost: Measure, loss: Measure) -> Choices:
     choices: Choices = {}
     for group in space.groups:
         offers = [_cheapest_at(space, group, bits, cost, loss) for bits in space.shared_bits(group)]
-        choices |= min(offers, key=lambda offer: (cost.part(offer), loss.part(offer)))
+        ranks = [(cost.part(offer), loss.part(offer)) for offer in offers]
+        choices |= offers[ranks.index(min(ranks))]
     return choices
 
 

@@ -36,6 +36,7 @@ class Target:
     integer_bias: bool
     placement: Placement
     storage: Storage
+    float_compute: bool = False  # keep runtimes from fusing convolutions into integer kernels
     oldest_opset: int = 13  # per-channel QuantizeLinear
     newest_opset: int = 21  # what onnxruntime 1.19 loads
 
