@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from onnxcalib.data import Dataset, Preprocess, first, open_data
-from onnxcalib.errors import ModelError
-from onnxcalib.model.io import check_writable, load, read_model, write_model
-from onnxcalib.model.layers import Layer, LayerList, choose, find_layers
-from onnxcalib.model.placement import Places, place
-from onnxcalib.model.prepare import Model, prepare
-from onnxcalib.model.qdq import write_qdq
+from onnxcalib.data import Preprocess, first, open_data, split
+from onnxcalib.job import Job, Start, list_layers, read_prepared, silent, start
+from onnxcalib.model.branches import with_branch
+from onnxcalib.model.io import check_writable, load, write_model
+from onnxcalib.model.layers import LayerList
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.plan import QuantPlan
-from onnxcalib.recipe import RangeMethod, Recipe
-from onnxcalib.stages.calibrate import Progress, calibrate
-from onnxcalib.stages.choose_ranges import SAMPLES, best_plan
+from onnxcalib.numerics.loss import LossKind
+from onnxcalib.plan import Candidates, QuantPlan
+from onnxcalib.recipe import MAX_BITS, BatchNormReference, Pipeline, Precision, RangeMethod, Recipe
+from onnxcalib.stages import choose_ranges
+from onnxcalib.stages import sensitivity as sensitivity_stage
+from onnxcalib.stages.batchnorm import Tuned, Tuner
+from onnxcalib.stages.calibrate import Progress, Statistics, calibrate
 from onnxcalib.stages.evaluate import Evaluation, evaluate_files
 from onnxcalib.stages.fixed import fixed_precision
-from onnxcalib.stages.rounding import round_to_nearest
+from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign
+from onnxcalib.stages.rounding import Menu, Ranges, round_to_nearest
+from onnxcalib.stages.sensitivity_table import SensitivityTable
 from onnxcalib.stages.teacher import Teacher
-from onnxcalib.targets import Target, find_target
+from onnxcalib.targets import find_target
+
+DEFAULT = Recipe()
+HELD_OUT = 128
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The plan of one graph, and how it came to be."""
+
+    plan: QuantPlan
+    table: SensitivityTable | None = None
+    assigned: Assigned | None = None
+    tuned: Tuned | None = None
 
 
 @dataclass(frozen=True)
@@ -35,30 +52,13 @@ class Result:
     plan: QuantPlan
     layers: LayerList
     recipe: Recipe
+    table: SensitivityTable | None = None
+    assigned: Assigned | None = None
+    tuned: Tuned | None = None
 
     def save(self, path: str | Path) -> None:
         """Writes the model file, under a temporary name first."""
         write_model(self.model, path)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What every stage starts from."""
-
-    model: Model
-    listed: LayerList
-    layers: tuple[Layer, ...]
-    places: Places
-    target: Target
-    data: Dataset
-    recipe: Recipe
-
-
-def silent(_stage: str, _done: int, _total: int) -> None:
-    """Progress that nobody watches."""
-
-
-DEFAULT = Recipe()
 
 
 def quantize(
@@ -73,52 +73,140 @@ def quantize(
     """Quantizes a float model; the calibration data is a path, arrays by name, or feeds."""
     if output is not None:
         check_writable(Path(output))
-    job = start(model, calibration, recipe, preprocess)
-    plan = _plain(job, progress)
-    result = Result(write_qdq(job.model, job.layers, plan, job.target), plan, job.listed, recipe)
+    started = start(model, calibration, recipe, preprocess, progress)
+    result = _joined(started, [_run(job) for job in started.jobs])
     if output is not None:
         result.save(output)
     return result
 
 
-def start(model: str | Path | onnx.ModelProto, calibration: Any, recipe: Recipe, preprocess: Preprocess | None) -> Job:
-    """Reads the model and the data, and finds what there is to quantize."""
-    target = find_target(recipe.target)
-    prepared = read_prepared(model, target)
-    listed = find_layers(prepared)
-    if not listed.layers:
-        kinds = sorted({f"{node.op} ({node.reason})" for node in listed.float_nodes})
-        raise ModelError(
-            f"{prepared.source} has no layer that can be quantized.",
-            f"What stays float: {'; '.join(kinds)}." if kinds else "It has no Conv, Gemm or MatMul.",
-        )
-    layers = choose(listed, recipe.include, recipe.exclude)
-    data = open_data(calibration, input_specs(prepared.proto), preprocess)
-    return Job(prepared, listed, layers, place(prepared, layers, target), target, data, recipe)
+def _run(job: Job) -> Outcome:
+    if job.recipe.pipeline is Pipeline.PLAIN:
+        return _plain(job)
+    if job.branch is not None and len(job.recipe.bits) > 1:
+        # Bits are assigned within one graph; branches of an If get the highest on offer.
+        return _light(replace(job, recipe=Recipe(Pipeline.LIGHT, (job.recipe.base,), ranges=job.recipe.ranges)))
+    return _light(job)
 
 
-def read_prepared(model: str | Path | onnx.ModelProto, target: Target) -> Model:
-    """The model as stages see it."""
-    source = "the given model" if isinstance(model, onnx.ModelProto) else str(model)
-    return prepare(read_model(model), source, target.oldest_opset, target.newest_opset)
+def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
+    """One file out of the model's own graph and the branches of its Ifs."""
+    whole, plan, first_outcome = started.model.proto, None, outcomes[0]
+    for job, outcome in zip(started.jobs, outcomes, strict=True):
+        written = job.write(outcome.plan)
+        whole = written if job.branch is None else with_branch(whole, job.branch, written)
+        plan = outcome.plan if plan is None else plan.joined(outcome.plan)
+    assert plan is not None
+    return Result(
+        whole,
+        plan,
+        started.listed,
+        started.jobs[0].recipe,
+        first_outcome.table,
+        first_outcome.assigned,
+        first_outcome.tuned,
+    )
 
 
-def _plain(job: Job, progress: Progress) -> QuantPlan:
-    statistics = calibrate(job.model, job.places, job.data, progress)
+def _plain(job: Job) -> Outcome:
+    """Calibrate, round to nearest, write."""
+    return Outcome(_fixed_plan(job, calibrate(job.model, job.places, job.data, job.progress)))
+
+
+def _light(job: Job) -> Outcome:
+    """Forward passes only: sensitivity, integer program, batch-norm tuning."""
+    statistics = calibrate(job.model, job.places, job.data, job.progress)
+    table, assigned = None, None
+    if len(job.recipe.bits) == 1:
+        plan = _fixed_plan(job, statistics)
+    else:
+        candidates = _candidates(job, statistics)
+        measured = measure_sensitivity(job, candidates)
+        table = add_cost_tables(measured.table, job.recipe)
+        assigned = assign_bits(job, candidates, table)
+        plan = candidates.stitch(assigned.allocation.choices)
+    tuned = tune_batch_norm(job, plan)
+    return Outcome(tuned.plan, table, assigned, tuned)
+
+
+def _fixed_plan(job: Job, statistics: Statistics) -> QuantPlan:
     precisions = fixed_precision(job.layers, job.places, job.recipe.bits[0], job.recipe.edge_bits)
+    menu = {name: (precision,) for name, precision in precisions.items()}
+    return _rounded(job, statistics, menu).stitch(precisions)
 
-    def rounded(ranges: RangeMethod) -> QuantPlan:
-        return round_to_nearest(job.model, job.layers, job.places, statistics, precisions, job.target, ranges)
 
-    if job.recipe.ranges is not RangeMethod.AUTO:
-        return rounded(job.recipe.ranges)
-    teacher = Teacher(job.model, first(job.data, SAMPLES))
-    return best_plan(rounded, lambda plan: teacher.loss_of(write_qdq(job.model, job.layers, plan, job.target)))
+def _candidates(job: Job, statistics: Statistics) -> Candidates:
+    return _rounded(job, statistics, menu_of(job))
+
+
+def candidates_of(job: Job) -> Candidates:
+    """Every layer at every precision on offer."""
+    return _candidates(job, calibrate(job.model, job.places, job.data, job.progress))
+
+
+def menu_of(job: Job) -> Menu:
+    """What each layer may get; the edges may also get the edge bits."""
+    recipe = job.recipe
+    menu = {layer.name: tuple(sorted(recipe.bits)) for layer in job.layers}
+    if recipe.edge_bits is not None:
+        edge = Precision(recipe.edge_bits, recipe.edge_bits)
+        for layer in (job.layers[0], job.layers[-1]):
+            menu[layer.name] = tuple(sorted({*menu[layer.name], edge}))
+    return menu
+
+
+def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
+    """Every layer at every precision of the menu, with the ranges that suit each activation width."""
+
+    def at(ranges: Ranges, some: Menu) -> Candidates:
+        return round_to_nearest(job.model, job.layers, job.places, statistics, some, job.target, ranges)
+
+    def plan_at(bits: int, method: RangeMethod) -> QuantPlan:
+        precisions = {name: Precision(choices[-1].weight, bits) for name, choices in menu.items()}
+        everywhere = {name: (precision,) for name, precision in precisions.items()}
+        return at(dict.fromkeys((bits, MAX_BITS), method), everywhere).stitch(precisions)
+
+    widths = sorted({MAX_BITS} | {choice.activation for choices in menu.values() for choice in choices})
+    if job.recipe.ranges is RangeMethod.AUTO:
+        teacher = Teacher(job.model, first(job.data, choose_ranges.SAMPLES))
+        ranges = choose_ranges.best_ranges(widths, plan_at, lambda plan: teacher.loss_of(job.write(plan)))
+    else:
+        ranges = dict.fromkeys(widths, job.recipe.ranges)
+    return at(ranges, menu)
+
+
+def measure_sensitivity(job: Job, candidates: Candidates) -> sensitivity_stage.Measured:
+    """The sensitivity table of the job's layers."""
+    problem = sensitivity_stage.Problem(
+        job.model, job.layers, job.places, job.target, candidates, menu_of(job), job.recipe.base
+    )
+    data = first(job.data, sensitivity_stage.SAMPLES)
+    return sensitivity_stage.measure(problem, data, _loss_kind(job.recipe), job.progress)
+
+
+def assign_bits(job: Job, candidates: Candidates, table: SensitivityTable) -> Assigned:
+    """The integer program's choice, measured on the assembled model."""
+    teacher = Teacher(job.model, first(job.data, sensitivity_stage.SAMPLES), _loss_kind(job.recipe))
+    return assign(table, job.recipe, lambda choices: teacher.loss_of(job.write(candidates.stitch(choices))))
+
+
+def tune_batch_norm(job: Job, plan: QuantPlan) -> Tuned:
+    """Batch-norm tuning on most of the samples, judged on the others."""
+    data, held_out = job.data, job.data
+    if len(job.data) >= 8:
+        data, held_out = split(job.data, min(HELD_OUT, len(job.data) // 4))
+    teacher = Teacher(job.model, held_out, _loss_kind(job.recipe))
+    reference = job.recipe.bn_reference or BatchNormReference.FLOAT
+    return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
+
+
+def _loss_kind(recipe: Recipe) -> LossKind:
+    return recipe.loss or LossKind.DISTILLATION
 
 
 def inspect(model: str | Path | onnx.ModelProto) -> LayerList:
     """The layers of a model, and what stays float and why."""
-    return find_layers(read_prepared(model, find_target(Recipe().target)))
+    return list_layers(read_prepared(model, find_target(DEFAULT.target)))
 
 
 def evaluate(

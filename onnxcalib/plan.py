@@ -27,7 +27,7 @@ class QuantPlan:
     """What is quantized, and how."""
 
     target: str
-    ranges: str  # the range estimator
+    ranges: str  # the range estimators
     precisions: Mapping[str, Precision]  # by layer
     layers: Mapping[str, LayerParams]
     carried: Mapping[str, Grid]  # by tensor: the grid that every reader sees
@@ -36,3 +36,36 @@ class QuantPlan:
     def layer_input(self, tensor: str) -> Grid:
         """The grid on which layers read a tensor."""
         return self.inputs.get(tensor) or self.carried[tensor]
+
+    def joined(self, other: QuantPlan) -> QuantPlan:
+        """One plan for two graphs of a model."""
+        return QuantPlan(
+            self.target,
+            ", ".join(dict.fromkeys((self.ranges, other.ranges))),
+            {**self.precisions, **other.precisions},
+            {**self.layers, **other.layers},
+            {**self.carried, **other.carried},
+            {**self.inputs, **other.inputs},
+        )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Every layer at every precision that it may get, ready to be stitched into one plan."""
+
+    target: str
+    ranges: str
+    carried: Mapping[str, Grid]
+    inputs: Mapping[str, Mapping[int, Grid]]  # by tensor that layers read, then by bits
+    layers: Mapping[str, Mapping[Precision, LayerParams]]
+    tensors: Mapping[str, str]  # by layer: the tensor that it reads
+
+    def stitch(self, precisions: Mapping[str, Precision]) -> QuantPlan:
+        """The plan at these precisions; layers that read one tensor must agree on its bits."""
+        bits: dict[str, int] = {}
+        for layer, precision in precisions.items():
+            shared = bits.setdefault(self.tensors[layer], precision.activation)
+            assert shared == precision.activation, f"layers disagree on the bits of {self.tensors[layer]}"
+        inputs = {tensor: self.inputs[tensor][width] for tensor, width in bits.items() if width in self.inputs[tensor]}
+        layers = {layer: self.layers[layer][precision] for layer, precision in precisions.items()}
+        return QuantPlan(self.target, self.ranges, dict(precisions), layers, self.carried, inputs)

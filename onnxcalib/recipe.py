@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxcalib.errors import RecipeError, near
+from onnxcalib.numerics.loss import LossKind
 
 MIN_BITS, MAX_BITS = 2, 8
 
@@ -31,6 +34,13 @@ class RangeMethod(enum.StrEnum):
     PERCENTILE = "percentile"
     MSE = "mse"
     ENTROPY = "entropy"
+
+
+class BatchNormReference(enum.StrEnum):
+    """Whose channel statistics batch-norm tuning restores."""
+
+    FLOAT = "float"  # the float model's, on the same samples
+    BATCHNORM = "batchnorm"  # the folded batch norm's gamma and beta; the float model's where there was none
 
 
 @dataclass(frozen=True, order=True)
@@ -78,18 +88,66 @@ class Recipe:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     seed: int = 0
+    # Mixed precision:
+    compression: float | None = None  # the most bytes, relative to the float file
+    max_loss: float | None = None  # the most loss, measured on the assembled model
+    limits: tuple[str, ...] = ()  # further limits: COST=VALUE
+    costs: tuple[str, ...] = ()  # cost tables of the user's: NAME=FILE.csv
+    minimise: str | None = None  # the cost to make small under max_loss
+    pins: tuple[str, ...] = ()  # GLOB=w8a8
+    loss: LossKind | None = None
+    bn_reference: BatchNormReference | None = None
 
     def __post_init__(self) -> None:
         if not self.bits:
             raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
         if self.edge_bits is not None:
             Precision(self.edge_bits, self.edge_bits)
-        if self.pipeline is Pipeline.PLAIN and len(self.bits) > 1:
+        if self.pipeline is Pipeline.PLAIN:
+            self._check_plain()
+        elif len(self.bits) == 1:
+            self._refuse(MIXED, "has no effect at one precision", "Give --bits a list such as w4a4,w8a8.")
+        else:
+            self._check_mixed()
+
+    @property
+    def base(self) -> Precision:
+        """The precision that every other is compared with: the highest."""
+        return Precision(max(bits.weight for bits in self.bits), max(bits.activation for bits in self.bits))
+
+    def _check_plain(self) -> None:
+        if len(self.bits) > 1:
             listed = ",".join(map(str, self.bits))
             raise RecipeError(
                 f"--bits {listed} asks for mixed precision, which the plain pipeline does not assign.",
                 "Give one precision, or --pipeline light.",
             )
+        self._refuse((*MIXED, "loss", "bn_reference"), "has no effect in the plain pipeline", "Add --pipeline light.")
+
+    def _check_mixed(self) -> None:
+        if self.base not in self.bits:
+            raise RecipeError(
+                f"--bits has no precision that is highest in both weights and activations ({self.base}).", "Add it."
+            )
+        if self.compression is None and self.max_loss is None and not self.limits:
+            raise RecipeError(
+                "a list of bits needs to know what to aim for.", "Give --compression, --max-loss or --limit."
+            )
+        for name in ("compression", "max_loss"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise RecipeError(f"--{name.replace('_', '-')} {value} is not a positive number.", "Mend it.")
+        if self.minimise is not None and self.max_loss is None:
+            raise RecipeError("--minimise has no effect without --max-loss.", "Give --max-loss.")
+
+    def _refuse(self, names: Iterable[str], why: str, hint: str) -> None:
+        for name in names:
+            if getattr(self, name) not in (None, ()):
+                raise RecipeError(f"--{OPTION_NAMES.get(name, name.replace('_', '-'))} {why}.", hint)
+
+
+MIXED = ("compression", "max_loss", "limits", "costs", "minimise", "pins")
+OPTION_NAMES = {"limits": "limit", "costs": "cost", "pins": "pin"}
 
 
 def read_recipe(path: str | Path) -> Recipe:
@@ -131,11 +189,27 @@ _KINDS: Mapping[str, tuple[type[Any], str]] = {
     "include": (list, "a list of strings"),
     "exclude": (list, "a list of strings"),
     "bits": (list, "a list of strings"),
+    "compression": (float, "a number"),
+    "max_loss": (float, "a number"),
+    "limits": (list, "a list of strings"),
+    "costs": (list, "a list of strings"),
+    "minimise": (str, "a string"),
+    "pins": (list, "a list of strings"),
+    "loss": (str, "a string"),
+    "bn_reference": (str, "a string"),
+}
+_ENUMS: Mapping[str, type[enum.StrEnum]] = {
+    "pipeline": Pipeline,
+    "ranges": RangeMethod,
+    "loss": LossKind,
+    "bn_reference": BatchNormReference,
 }
 
 
 def _from_toml(path: str, key: str, value: Any) -> Any:
     kind, words = _KINDS[key]
+    if kind is float and type(value) is int:
+        value = float(value)
     if key == "bits" and isinstance(value, str | int) and not isinstance(value, bool):
         return parse_bits(str(value))
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -144,16 +218,25 @@ def _from_toml(path: str, key: str, value: Any) -> Any:
         raise RecipeError(f"recipe {path}: '{key}' must be {words}.", "Mend that line.")
     if key == "bits":
         return parse_bits(",".join(value))
-    return parse_choice(key, value) if key in ("pipeline", "ranges") else tuple(value) if kind is list else value
+    return parse_choice(key, value) if key in _ENUMS else tuple(value) if kind is list else value
 
 
-def parse_choice(option: str, value: str) -> Pipeline | RangeMethod:
+def parse_choice(option: str, value: str) -> enum.StrEnum:
     """The member of the option's enum that the text names."""
-    kind: type[Pipeline] | type[RangeMethod] = Pipeline if option == "pipeline" else RangeMethod
+    kind = _ENUMS[option]
     try:
         return kind(value)
     except ValueError as error:
-        raise RecipeError(f"'{value}' is not a {option}.", f"Choose {_or(kind)}.") from error
+        what = option.replace("_", "-")
+        raise RecipeError(f"'{value}' is not a choice for --{what}.", f"Choose {_or(kind)}.") from error
+
+
+def parse_pair(option: str, text: str) -> tuple[str, str]:
+    """Reads NAME=VALUE."""
+    name, equals, value = text.rpartition("=")
+    if not equals or not name or not value:
+        raise RecipeError(f"--{option} '{text}' is not of the form NAME=VALUE.", "Mend it.")
+    return name, value
 
 
 def _or(words: Iterable[str]) -> str:
@@ -165,6 +248,6 @@ def _to_toml(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(_to_toml(item) for item in value) + "]"
     if isinstance(value, str | Precision):
-        text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{text}"'
+        # TOML's strings are JSON's, but for one character that TOML wants escaped.
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value)

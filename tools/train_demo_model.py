@@ -86,7 +86,7 @@ def conv_bn(channels_in: int, channels_out: int, kernel: int, stride: int = 1, g
     return [convolution, nn.BatchNorm2d(channels_out)]
 
 
-class InvertedResidual(nn.Module):
+class InvertedResidual(nn.Module):  # type: ignore[misc]
     """Expand with 1x1, filter with depthwise 3x3, project with a linear 1x1; add the input where shapes match."""
 
     def __init__(self, channels_in: int, shape: BlockShape) -> None:
@@ -105,7 +105,7 @@ class InvertedResidual(nn.Module):
         return features + projected if self.has_residual else projected
 
 
-class FashionMobileNet(nn.Module):
+class FashionMobileNet(nn.Module):  # type: ignore[misc]
     """Stem, inverted residual blocks, 1x1 head, global average pool and one linear classifier."""
 
     def __init__(self) -> None:
@@ -133,6 +133,7 @@ def preprocess(pixels: np.ndarray) -> np.ndarray:
 
 
 def load_dataset(path: Path) -> Dataset:
+    """Read and preprocess the four arrays of the data file."""
     with np.load(path) as arrays:
         return Dataset(
             train_images=preprocess(arrays["x_train"]),
@@ -180,11 +181,12 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> None
         print(f"epoch {epoch + 1}/{epochs}: mean loss {loss_sum / steps_per_epoch:.4f}, {seconds:.0f} s", flush=True)
 
 
-@torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Share of images whose largest logit is that of the true class."""
     model.eval()
-    predictions = torch.cat([model(batch).argmax(1) for batch in images.split(500)])
-    return (predictions == labels).float().mean().item()
+    with torch.no_grad():
+        predictions = torch.cat([model(batch).argmax(1) for batch in images.split(500)])
+    return float((predictions == labels).float().mean())
 
 
 def export_onnx(model: nn.Module, path: Path) -> None:
@@ -216,9 +218,8 @@ def write_samples(data: Dataset, folder: Path) -> None:
 
 
 def make_deterministic(threads: int) -> None:
-    """Fix the seeds and the thread count; the order of floating-point sums depends on the latter."""
+    """Fix torch's seed and the thread count; the order of floating-point sums depends on the latter."""
     torch.manual_seed(SEED)
-    np.random.seed(SEED)
     torch.use_deterministic_algorithms(True)
     # Nothing here reads memory before writing it, so filling it first would only cost time.
     torch.utils.deterministic.fill_uninitialized_memory = False

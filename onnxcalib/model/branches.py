@@ -79,6 +79,7 @@ def with_branch(model: onnx.ModelProto, branch: Branch, body: onnx.ModelProto) -
     _rename_apart(place, dict.fromkeys(_made(model.graph)), {})
     _raise_opsets(spliced, body)
     drop_unused_initializers(spliced.graph)  # float weights that only the old body read
+    onnx.checker.check_model(spliced)
     return spliced
 
 
@@ -105,7 +106,8 @@ def outer_part(model: onnx.ModelProto, branch: Branch) -> onnx.ModelProto:
 
 def _body(graph: onnx.GraphProto, branch: Branch) -> onnx.GraphProto:
     node = next(node for node in graph.node if node.name == branch.node and node.op_type == "If")
-    return next(attribute.g for attribute in node.attribute if attribute.name == branch.attribute)
+    body: onnx.GraphProto = next(attribute.g for attribute in node.attribute if attribute.name == branch.attribute)
+    return body
 
 
 def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -150,7 +152,8 @@ def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
         for value in (*graph.value_info, *graph.output)
     }
     for value in graph.output:
-        value.type.tensor_type.ClearField("shape")
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
     del graph.value_info[:]
     del graph.initializer[:]
     for tensor in model.graph.initializer:
@@ -158,7 +161,10 @@ def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         else:
             graph.initializer.append(tensor)
-    inferred = onnx.shape_inference.infer_shapes(bare).graph
+    try:
+        inferred = onnx.shape_inference.infer_shapes(bare).graph
+    except onnx.shape_inference.InferenceError:
+        inferred = graph
     types |= {value.name: value.type for value in (*inferred.value_info, *inferred.output, *inferred.input)}
     return {name: kind for name, kind in types.items() if kind.tensor_type.elem_type}
 
@@ -176,7 +182,7 @@ def _rename_apart(graph: onnx.GraphProto, taken: Mapping[str, None], renamed: Ma
     """ONNX forbids a tensor the name of one in a graph around it; `renamed` holds what these are called now."""
     made = _made(graph)
     used = {**taken, **made}
-    names = {old: new for old, new in renamed.items() if old not in made}
+    names = dict(renamed)
     for name in made:
         if name in taken:
             names[name] = _fresh(name, used)

@@ -1,19 +1,108 @@
-"""Sub-models: a model that shows inner tensors."""
+"""Sub-models: one layer, everything after a tensor, or a model that shows inner tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import onnx
 
+from onnxcalib.model.graph import GraphIndex
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.prepare import Model
+
+QUANTIZER_OPS = ("DequantizeLinear", "Clip", "QuantizeLinear")
+
 
 def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """A copy whose outputs are exactly the named float tensors, without the nodes that none of them needs."""
+    """A copy whose outputs are exactly the named float tensors."""
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
     known = {value.name: value for value in (*shown.graph.output, *shown.graph.value_info)}
     del shown.graph.output[:]
     for name in names:
         value = known.get(name)
-        shown.graph.output.append(value or onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+        shown.graph.output.append(value or _float_value(name))
     return shown
+
+
+def layer_model(model: Model, layer: Layer) -> Model:
+    """The layer alone: from the tensor that it reads to the one after its bias and activation."""
+    index = GraphIndex(model.proto.graph)
+    nodes, name = [], layer.activated
+    while name != layer.input:
+        nodes.append(index.producers[name])
+        name = layer.input if nodes[-1].name == layer.name else _data_input(index, nodes[-1])
+    proto = _model_of(model.proto, nodes[::-1], [layer.input], [layer.activated])
+    return replace(model, proto=proto)
+
+
+def after(model: onnx.ModelProto, tensor: str) -> tuple[onnx.ModelProto | None, tuple[str, ...]]:
+    """What depends on a tensor, as a model, and the other tensors that it must be fed; None where nothing does."""
+    index = GraphIndex(model.graph)
+    varying = _varying(index)
+    inside = _descendants(index, tensor)
+    if not inside:
+        return None, ()
+    _pull_in(index, inside, tensor, varying)
+    made = {name for node in model.graph.node if node.name in inside for name in node.output}
+    nodes = [node for node in model.graph.node if node.name in inside]
+    reads = dict.fromkeys(name for node in nodes for name in GraphIndex.reads(node) if name not in made)
+    fed = tuple(name for name in reads if name in varying and name != tensor)
+    outputs = [value.name for value in model.graph.output if value.name in made]
+    return _model_of(model, nodes, [tensor, *fed], outputs), fed
+
+
+def _data_input(index: GraphIndex, node: onnx.NodeProto) -> str:
+    return next(name for name in node.input if name in index.producers)
+
+
+def _varying(index: GraphIndex) -> set[str]:
+    """Tensors that depend on a model input; all others are constants that a runtime folds."""
+    varying = set(index.inputs)
+    for node in index.graph.node:
+        if any(name in varying for name in GraphIndex.reads(node)):
+            varying.update(node.output)
+    return varying
+
+
+def _descendants(index: GraphIndex, tensor: str) -> set[str]:
+    reached, inside = {tensor}, set()
+    for node in index.graph.node:
+        if any(name in reached for name in GraphIndex.reads(node)):
+            inside.add(node.name)
+            reached.update(node.output)
+    return inside
+
+
+def _pull_in(index: GraphIndex, inside: set[str], tensor: str, varying: Collection[str]) -> None:
+    """Adds what makes the constants, and whole quantizers: half a QDQ pair would keep its reader from fusing."""
+    todo = [node for node in index.graph.node if node.name in inside]
+    while todo:
+        for name in GraphIndex.reads(todo.pop()):
+            maker = index.producers.get(name)
+            if maker is None or maker.name in inside or name == tensor:
+                continue
+            if name not in varying or maker.op_type in QUANTIZER_OPS:
+                inside.add(maker.name)
+                todo.append(maker)
+
+
+def _model_of(
+    model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]
+) -> onnx.ModelProto:
+    part = onnx.ModelProto()
+    part.ir_version = model.ir_version
+    part.opset_import.extend(model.opset_import)
+    part.graph.name = model.graph.name
+    part.graph.node.extend(nodes)
+    used = {name for node in nodes for name in GraphIndex.reads(node)}
+    part.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in used)
+    known = {value.name: value for value in (*model.graph.input, *model.graph.output, *model.graph.value_info)}
+    part.graph.input.extend(known.get(name) or _float_value(name) for name in inputs)
+    part.graph.output.extend(_float_value(name) for name in outputs)
+    return part
+
+
+def _float_value(name: str) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)

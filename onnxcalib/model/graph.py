@@ -24,7 +24,7 @@ class GraphIndex:
         self.inputs = {value.name for value in graph.input} - set(self.initializers)
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in graph.node:
-            for name in _reads(node):
+            for name in self.reads(node):
                 self.readers.setdefault(name, []).append(node)
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
@@ -37,15 +37,15 @@ class GraphIndex:
         readers = self.readers.get(name, [])
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 
-
-def _reads(node: onnx.NodeProto) -> Iterable[str]:
-    """Every tensor that the node or one of its subgraphs reads, once."""
-    names = dict.fromkeys(name for name in node.input if name)
-    for attribute in node.attribute:
-        for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
-            names |= dict.fromkeys(name for body in all_nodes(inner) for name in body.input if name)
-            names |= dict.fromkeys(value.name for value in inner.output)
-    return names
+    @staticmethod
+    def reads(node: onnx.NodeProto) -> Iterable[str]:
+        """Every tensor that the node or one of its subgraphs reads, once."""
+        names = dict.fromkeys(name for name in node.input if name)
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
+                names |= dict.fromkeys(name for body in all_nodes(inner) for name in body.input if name)
+                names |= dict.fromkeys(value.name for value in inner.output)
+        return names
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import checker, external_data_helper
+from onnx import checker, external_data_helper, numpy_helper
 
 from onnxcalib.errors import ModelError, OutputError
 
@@ -44,7 +44,7 @@ def load(path: Path) -> onnx.ModelProto:
     if path.is_dir():
         raise ModelError(f"model {path} is a folder.", "Name the .onnx file in it.")
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.load(str(path), "protobuf", load_external_data=False)  # whatever the file is called
     except (DecodeError, ValueError) as error:
         raise ModelError(f"{path} is not an ONNX file, or it is cut short.", "Export or copy it again.") from error
     except OSError as error:
@@ -99,7 +99,7 @@ def _check(model: onnx.ModelProto, name: str) -> None:
 def file_bytes(path: str | Path) -> int:
     """Bytes on disk, external data files included."""
     path = Path(path)
-    model = onnx.load(str(path), load_external_data=False)
+    model = onnx.load(str(path), "protobuf", load_external_data=False)
     names = {
         entry.value
         for tensor in model.graph.initializer
@@ -174,6 +174,8 @@ def serialized(model: onnx.ModelProto) -> bytes:
 def _move_weights(model: onnx.ModelProto, data: Path, name: str) -> None:
     with data.open("wb") as file:
         for tensor in model.graph.initializer:
+            if tensor.float_data:  # some exporters write numbers instead of bytes
+                tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
             if len(tensor.raw_data) < 1024:
                 continue
             offset = file.tell()

@@ -36,6 +36,7 @@ class Layer:
     weight: str
     bias: str | None
     bias_node: str | None  # the Add that holds the bias of a MatMul
+    summed: str  # the tensor after the bias
     activation: str | None  # op of the activation that directly follows
     activated: str  # the tensor after bias and activation
     batch_norm: BatchNorm | None
@@ -69,6 +70,7 @@ class FloatNode:
     name: str
     op: str
     reason: str
+    inside: str | None = None  # the node whose subgraph holds it
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ def _float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode]:
         return [FloatNode(node.name, node.op_type, "embedding tables are not quantized")]
     inner = [body for attribute in node.attribute if attribute.HasField("g") for body in all_nodes(attribute.g)]
     return [
-        FloatNode(body.name or body.output[0], body.op_type, f"inside a subgraph of {node.op_type} '{node.name}'")
+        FloatNode(
+            body.name or body.output[0], body.op_type, f"inside a subgraph of {node.op_type} '{node.name}'", node.name
+        )
         for body in inner
         if body.op_type in (*LAYER_OPS, "LSTM", "GRU", "RNN")
     ]
@@ -168,6 +172,7 @@ def _layer(model: Model, index: GraphIndex, shapes: dict[str, tuple[int | None, 
     return Layer(
         name=node.name, op=node.op_type, input=node.input[0], output=node.output[0], weight=weight.name, bias=bias,
         bias_node=bias_node.name if bias_node is not None else None,
+        summed=result,
         activation=activation.op_type if activation is not None else None,
         activated=activation.output[0] if activation is not None else result,
         batch_norm=model.batch_norms.get(node.name), weight_shape=tuple(weight.dims),

@@ -44,7 +44,7 @@ def prepare(model: onnx.ModelProto, source: str, oldest_opset: int = 13, newest_
     """
     if model.functions:
         model = inliner.inline_local_functions(model)
-    _real_inputs_only(model.graph)
+    _real_inputs_only(model)
     model = within(model, oldest_opset, newest_opset, source)
     _name_nodes(model.graph)
     constants_to_initializers(model.graph)
@@ -57,12 +57,13 @@ def prepare(model: onnx.ModelProto, source: str, oldest_opset: int = 13, newest_
     return Model(model, {layer: BatchNorm(*values) for layer, values in folded.items()}, source)
 
 
-def _real_inputs_only(graph: onnx.GraphProto) -> None:
-    """Files before IR 4 list initialisers among the inputs."""
-    stored = {tensor.name for tensor in graph.initializer}
-    real = [value for value in graph.input if value.name not in stored]
-    del graph.input[:]
-    graph.input.extend(real)
+def _real_inputs_only(model: onnx.ModelProto) -> None:
+    """Files before IR 4 list initialisers among the inputs, and must: without these the file is one of IR 4."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    real = [value for value in model.graph.input if value.name not in stored]
+    del model.graph.input[:]
+    model.graph.input.extend(real)
+    model.ir_version = max(model.ir_version, 4)
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:

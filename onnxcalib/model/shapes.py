@@ -33,6 +33,18 @@ def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
     return shapes
 
 
+def typed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that declares the element type of every tensor, and no shapes."""
+    inferred = onnx.shape_inference.infer_shapes(model)
+    known = [
+        onnx.helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None)
+        for value in inferred.graph.value_info
+    ]
+    del inferred.graph.value_info[:]
+    inferred.graph.value_info.extend(known)
+    return inferred
+
+
 def _without_large_weights(model: onnx.ModelProto) -> None:
     """Large initialisers become inputs of the same shape: inference needs their shapes only."""
     large = [tensor for tensor in model.graph.initializer if np.prod(tensor.dims, dtype=np.int64) > 1024]

@@ -44,7 +44,8 @@ class Constants:
     """Constants of a graph under construction; equal ones are stored once."""
 
     def __init__(self, graph: gs.Graph) -> None:
-        self._taken = set(graph.tensors())
+        # A name inside an If or Loop must not be taken outside either.
+        self._taken = {name for each in (graph, *graph.subgraphs(recursive=True)) for name in each.tensors()}
         self._known: dict[tuple[str, tuple[int, ...], bytes], gs.Constant] = {}
 
     def add(self, name: str, value: npt.NDArray[Any]) -> gs.Constant:

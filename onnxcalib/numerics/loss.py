@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -39,20 +38,37 @@ def divergence(reference: Array, output: Array, head: Head) -> FloatArray:
     return result
 
 
-@dataclass
-class Distillation:
-    """The distillation loss over batches: divergence for distributions, relative squared error for values."""
+class LossKind(enum.StrEnum):
+    """What is compared: the outputs with the float model's, or with labels."""
 
-    heads: Mapping[str, Head]
+    DISTILLATION = "distillation"
+    CROSS_ENTROPY = "cross-entropy"
+    MSE = "mse"
 
-    def __post_init__(self) -> None:
-        self._sums = dict.fromkeys(self.heads, 0.0)
-        self._counts = dict.fromkeys(self.heads, 0.0)
 
-    def update(self, reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+class ModelLoss:
+    """The loss of a model, gathered batch by batch and summed over its outputs.
+
+    Distillation is the divergence for distributions and the relative squared error for values; mse is the relative
+    squared error for every output; cross-entropy needs labels and looks at the first distribution alone.
+    """
+
+    def __init__(self, heads: Mapping[str, Head], kind: LossKind = LossKind.DISTILLATION) -> None:
+        if kind is LossKind.CROSS_ENTROPY:
+            heads = dict([next((name, head) for name, head in heads.items() if head is not Head.VALUES)])
+        self.heads = dict.fromkeys(heads, Head.VALUES) if kind is LossKind.MSE else heads
+        self.kind = kind
+        self._sums = dict.fromkeys(heads, 0.0)
+        self._counts = dict.fromkeys(heads, 0.0)
+
+    def update(self, reference: Mapping[str, Array], outputs: Mapping[str, Array], labels: Array | None = None) -> None:
         """Takes the outputs of a batch."""
         for name, head in self.heads.items():
-            if head is Head.VALUES:
+            if self.kind is LossKind.CROSS_ENTROPY:
+                assert labels is not None
+                self._sums[name] -= float(log_probabilities(outputs[name], head)[np.arange(len(labels)), labels].sum())
+                self._counts[name] += len(labels)
+            elif head is Head.VALUES:
                 truth = reference[name].astype(np.float64)
                 self._sums[name] += float(((truth - outputs[name]) ** 2).sum())
                 self._counts[name] += float((truth**2).sum())
@@ -63,5 +79,5 @@ class Distillation:
 
     @property
     def value(self) -> float:
-        """The loss, summed over the outputs."""
+        """The loss."""
         return sum(self._sums[name] / max(self._counts[name], 1e-30) for name in self.heads)

@@ -169,10 +169,10 @@ def _cost(table: SensitivityTable, name: str) -> Measure:
 
 
 def _blend(table: SensitivityTable, names: Sequence[str]) -> Measure:
-    """Several costs as one, each relative to its value at the base."""
+    """Several costs as one, each relative to the most that it can be."""
     if len(names) == 1:
         return _cost(table, names[0])
-    scales = {name: math.fsum(row.costs[name][table.base] for row in table.layers) or 1.0 for name in names}
+    scales = {name: math.fsum(max(row.costs[name].values()) for row in table.layers) or 1.0 for name in names}
     values = {
         row.layer: {it: math.fsum(row.costs[name][it] / scales[name] for name in names) for it in row.losses}
         for row in table.layers

@@ -31,8 +31,8 @@ class BranchData:
 
     def batches(self, size: int) -> Iterator[Feed]:
         """Yield feeds of `size` samples, or of one where the condition differs among samples or sizes."""
-        together = size > 1 and self._always and next(self._run(size)) is not None
-        return (feed for feed in self._run(size if together else 1) if feed is not None)
+        apart = size > 1 and not (self._always and next(self._run(size), None) is not None)
+        return (feed for feed in self._run(1 if apart else size) if feed is not None)
 
     def _run(self, size: int) -> Iterator[Feed | None]:
         """What the branch reads, a feed of the outer data; None for a feed that takes the other branch."""

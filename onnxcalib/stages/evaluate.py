@@ -16,7 +16,7 @@ from onnxcalib.errors import DataError
 from onnxcalib.model.heads import find_heads
 from onnxcalib.model.io import file_bytes, load
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.loss import Distillation, Head
+from onnxcalib.numerics.loss import Head, ModelLoss
 from onnxcalib.stages.calibrate import Progress
 
 BATCH = 50
@@ -95,10 +95,10 @@ class _Score:
     compared: int = 0
     signal: float = 0.0
     noise: float = 0.0
-    loss: Distillation = field(init=False)
+    loss: ModelLoss = field(init=False)
 
     def __post_init__(self) -> None:
-        self.loss = Distillation(self.heads)
+        self.loss = ModelLoss(self.heads)
 
     def update(
         self, outputs: Tensors, truth: Tensors | None, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None

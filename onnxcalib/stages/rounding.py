@@ -1,4 +1,4 @@
-"""Round to nearest: from statistics and bit-widths to a plan."""
+"""Round to nearest: from statistics to every layer at every precision that it may get."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from onnxcalib.model.placement import Places, QuantizedTensor
 from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.grid import Grid, make_grid, quantize, with_least_scale
 from onnxcalib.numerics.ranges import ESTIMATORS, weight_grid
-from onnxcalib.plan import LayerParams, QuantPlan
+from onnxcalib.plan import Candidates, LayerParams
 from onnxcalib.recipe import MAX_BITS, Precision, RangeMethod
 from onnxcalib.stages.calibrate import Statistics
 from onnxcalib.targets import Target
 
 # An int32 bias saturates beyond this many steps; half of int32 leaves room for the products added to it.
-_BIAS_STEPS = 2.0**30
+BIAS_STEPS = 2.0**30
+
+Menu = Mapping[str, Sequence[Precision]]  # by layer: the precisions that it may get
+Ranges = Mapping[int, RangeMethod]  # by activation bits
 
 
 def round_to_nearest(
@@ -25,52 +28,66 @@ def round_to_nearest(
     layers: Sequence[Layer],
     places: Places,
     statistics: Statistics,
-    precisions: Mapping[str, Precision],
+    menu: Menu,
     target: Target,
-    ranges: RangeMethod,
-) -> QuantPlan:
-    """The plan at fixed precisions; layers that read one tensor must agree on its bits."""
+    ranges: Ranges,
+) -> Candidates:
+    """Every layer at every precision of its menu."""
     carried, inputs = {}, {}
     for tensor in places.tensors.values():
         if tensor.carried or not tensor.layers:
-            carried[tensor.name] = activation_grid(tensor, statistics, MAX_BITS, target, ranges)
-        if tensor.layers:
-            bits = _shared_bits(tensor, precisions)
-            if tensor.name not in carried or bits < MAX_BITS:
-                inputs[tensor.name] = activation_grid(tensor, statistics, bits, target, ranges)
-    plan = QuantPlan(target.name, ranges.value, dict(precisions), {}, carried, inputs)
-    params = {
-        layer.name: round_layer(model, layer, precisions[layer.name], plan.layer_input(layer.input), target, ranges)
-        for layer in layers
-    }
-    return QuantPlan(target.name, ranges.value, dict(precisions), params, carried, inputs)
+            carried[tensor.name] = _activation_grid(tensor, statistics, MAX_BITS, target, ranges)
+        widths = sorted({precision.activation for layer in tensor.layers for precision in menu[layer]})
+        inputs[tensor.name] = {
+            bits: _activation_grid(tensor, statistics, bits, target, ranges)
+            for bits in widths
+            # At eight bits layers read the carried value as it is.
+            if tensor.name not in carried or bits < MAX_BITS
+        }
+    params: dict[str, dict[Precision, LayerParams]] = {layer.name: {} for layer in layers}
+    for layer in layers:
+        for precision in menu[layer.name]:
+            grid = inputs[layer.input].get(precision.activation) or carried[layer.input]
+            method = ranges[precision.activation]
+            params[layer.name][precision] = _round_layer(model, layer, precision.weight, grid, target, method)
+    used = ", ".join(sorted({method.value for method in ranges.values()}))
+    tensors = {layer.name: layer.input for layer in layers}
+    return Candidates(target.name, used, carried, inputs, params, tensors)
 
 
-def activation_grid(
-    tensor: QuantizedTensor, statistics: Statistics, bits: int, target: Target, ranges: RangeMethod
+def _activation_grid(
+    tensor: QuantizedTensor, statistics: Statistics, bits: int, target: Target, ranges: Ranges
 ) -> Grid:
     """The grid of a tensor, or of the one whose grid it keeps."""
     stats = statistics.tensors[tensor.same_grid_as or tensor.name]
     kind = target.activation_kind(bits)
-    return make_grid(*ESTIMATORS[ranges](stats, kind), kind)
+    method = ranges[bits] if bits in ranges else ranges[max(ranges)]
+    return make_grid(*ESTIMATORS[method](stats, kind), kind)
 
 
-def round_layer(
-    model: Model, layer: Layer, precision: Precision, activation: Grid, target: Target, ranges: RangeMethod
+def _round_layer(
+    model: Model, layer: Layer, bits: int, activation: Grid, target: Target, method: RangeMethod
 ) -> LayerParams:
     """A layer's codes at a precision."""
     values = weights_of(model, [name for name in (layer.weight, layer.bias) if name])
     weight, bias = values[layer.weight], values[layer.bias] if layer.bias else None
     axis = layer.channel_axis if target.per_channel and layer.per_channel else None
-    grid = weight_grid(weight, target.weight_kind(precision.weight), axis, ranges)
-    if target.integer_bias and bias is not None and layer.bias_node is None:
-        # A channel of nearly zero weights would get a step too fine for its int32 bias.
-        least = np.abs(bias) / (float(activation.scale) * _BIAS_STEPS)
-        grid = with_least_scale(grid, least if axis is not None else least.max())
+    grid = weight_grid(weight, target.weight_kind(bits), axis, method)
+    if bias is not None:
+        grid = with_least_scale(grid, least_scale(layer, target, bias, activation, per_channel=axis is not None))
     return LayerParams(quantize(weight, grid), grid, None if bias is None else bias.astype(np.float32))
 
 
-def _shared_bits(tensor: QuantizedTensor, precisions: Mapping[str, Precision]) -> int:
-    bits = {precisions[layer].activation for layer in tensor.layers}
-    assert len(bits) == 1, f"layers that read {tensor.name} disagree on its bits: {sorted(bits)}"
-    return bits.pop()
+def least_scale(
+    layer: Layer,
+    target: Target,
+    bias: np.ndarray[tuple[int], np.dtype[np.float32]],
+    activation: Grid,
+    *,
+    per_channel: bool,
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """A channel of nearly zero weights would get a step too fine for its int32 bias."""
+    if not target.integer_bias or layer.bias_node is not None:
+        return np.zeros(())
+    least = np.abs(bias.astype(np.float64)) / (float(activation.scale) * BIAS_STEPS)
+    return least if per_channel else np.asarray(least.max())

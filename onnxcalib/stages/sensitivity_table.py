@@ -260,7 +260,9 @@ def _to_csv(table: SensitivityTable) -> str:
     names = table.cost_names()
     out = io.StringIO()
     out.writelines(f"# {line}\n" for line in head)
-    writer = csv.writer(out, lineterminator="\n")
+    # The csv module does not see that a lone carriage return needs quotes.
+    odd = any("\r" in row.layer + row.tensor for row in table.layers)
+    writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL if odd else csv.QUOTE_MINIMAL)
     writer.writerow([*COLUMNS, *(f"cost:{name}" for name in names)])
     for row in table.layers:
         for precision, loss in row.losses.items():

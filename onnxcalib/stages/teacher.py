@@ -5,10 +5,11 @@ from __future__ import annotations
 import onnx
 
 from onnxcalib.data import Dataset
-from onnxcalib.engine.inference import Session, Tensors
+from onnxcalib.engine.inference import Session, Tensors, samples_in
+from onnxcalib.errors import RecipeError
 from onnxcalib.model.heads import find_heads
 from onnxcalib.model.prepare import Model
-from onnxcalib.numerics.loss import Distillation
+from onnxcalib.numerics.loss import Head, LossKind, ModelLoss
 
 BATCH = 32
 
@@ -16,17 +17,25 @@ BATCH = 32
 class Teacher:
     """The float outputs on some data, kept for many comparisons."""
 
-    def __init__(self, model: Model, data: Dataset) -> None:
-        self.data = data
+    def __init__(self, model: Model, data: Dataset, kind: LossKind = LossKind.DISTILLATION) -> None:
+        self.data, self.kind = data, kind
         self.heads = find_heads(model.proto)
+        if kind is LossKind.CROSS_ENTROPY:
+            if data.labels is None:
+                raise RecipeError("--loss cross-entropy needs labels.", f"Add an array 'labels' to {data.source}.")
+            if all(head is Head.VALUES for head in self.heads.values()):
+                raise RecipeError(f"--loss cross-entropy needs a classifier, and {model.source} is none.", "Use mse.")
         session = Session(model.proto, model.source)
         self._truth: list[Tensors] = [self._heads_of(session.run(feed)) for feed in data.batches(BATCH)]
 
     def loss_of(self, model: onnx.ModelProto) -> float:
-        """The distillation loss of a quantized model."""
-        session, loss = Session(model, "the quantized model"), Distillation(self.heads)
+        """The loss of a quantized model."""
+        session, loss, done = Session(model, "the quantized model"), ModelLoss(self.heads, self.kind), 0
         for feed, truth in zip(self.data.batches(BATCH), self._truth, strict=True):
-            loss.update(truth, session.run(feed))
+            samples = samples_in(feed, self.data)
+            labels = self.data.labels[done : done + samples] if self.data.labels is not None else None
+            loss.update(truth, session.run(feed), labels)
+            done += samples
         return loss.value
 
     def _heads_of(self, outputs: Tensors) -> Tensors:

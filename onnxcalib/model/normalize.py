@@ -1,0 +1,113 @@
+"""Graphs that measure channel statistics after layers, and that normalize each batch to given ones on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from onnxcalib.model.graph import edit
+from onnxcalib.model.io import opset_of
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.storage import Constants
+
+
+def mean_name(layer: Layer) -> str:
+    """The output with a layer's channel means."""
+    return f"{layer.name}:mean"
+
+
+def variance_name(layer: Layer) -> str:
+    """The output with a layer's channel variances."""
+    return f"{layer.name}:variance"
+
+
+def wanted_names(layer: Layer) -> tuple[str, str]:
+    """The inputs with the means and variances that a layer's channels should have."""
+    return f"{layer.name}:wanted_mean", f"{layer.name}:wanted_variance"
+
+
+def with_statistics(
+    model: onnx.ModelProto, layers: Sequence[Layer], limits: tuple[float, float] | None = None
+) -> onnx.ModelProto:
+    """The model with channel means and variances as its only outputs.
+
+    With limits it also normalizes each layer's batch to the wanted statistics, by a factor kept within the limits, so
+    that later layers see corrected inputs.
+    """
+
+    def change(graph: gs.Graph) -> None:
+        builder = _Builder(graph, opset_of(model))
+        graph.outputs = [value for layer in layers for value in builder.add(layer, limits)]
+
+    return edit(model, change)
+
+
+class _Builder:
+    def __init__(self, graph: gs.Graph, opset: int) -> None:
+        self.graph, self.opset = graph, opset
+        self.constants = Constants(graph)
+        self.nodes = {node.name: node for node in graph.nodes}
+
+    def add(self, layer: Layer, limits: tuple[float, float] | None) -> tuple[gs.Variable, gs.Variable]:
+        """Measures after the layer's bias; returns the mean and the variance."""
+        tensor = self.nodes[layer.bias_node or layer.name].outputs[0]
+        readers = list(tensor.outputs)
+        mean = self._reduced(layer, tensor, "mean")
+        centred = self._node("Sub", [tensor, mean])
+        variance = self._reduced(layer, self._node("Mul", [centred, centred]), "variance")
+        if limits is not None:
+            normalized = self._normalized(layer, centred, variance, limits)
+            for node in readers:
+                node.inputs = [normalized if value is tensor else value for value in node.inputs]
+        return self._flat(mean, mean_name(layer)), self._flat(variance, variance_name(layer))
+
+    def _normalized(
+        self, layer: Layer, centred: gs.Variable, variance: gs.Variable, limits: tuple[float, float]
+    ) -> gs.Variable:
+        shape = [1, -1, *[1] * self._places(layer)] if self._places(layer) else [-1]
+        wanted = [gs.Variable(name, np.float32, [layer.channels]) for name in wanted_names(layer)]
+        self.graph.inputs.extend(wanted)
+        mean, spread = (self._node("Reshape", [value, self._ints("shape", shape)]) for value in wanted)
+        tiny = self.constants.add("tiny", np.array(TINY_VARIANCE, np.float32))
+        ratio = self._node("Div", [self._node("Add", [spread, tiny]), self._node("Add", [variance, tiny])])
+        bounds = [self.constants.add("limit", np.array(value, np.float32)) for value in limits]
+        factor = self._node("Clip", [self._node("Sqrt", [ratio]), *bounds])
+        return self._node("Add", [self._node("Mul", [centred, factor]), mean])
+
+    def _places(self, layer: Layer) -> int:
+        """How many spatial axes the output has; a product of matrices has its channels last."""
+        return len(layer.weight_shape) - 2 if layer.op in ("Conv", "ConvTranspose") else 0
+
+    def _reduced(self, layer: Layer, tensor: gs.Variable, name: str) -> gs.Variable:
+        """Means over all but the channels, in a shape that broadcasts against the tensor."""
+        if self._places(layer):
+            axes = [0, *range(2, 2 + self._places(layer))]
+            return self._reduce_mean(tensor, axes, keep=True)
+        rows = self._node("Reshape", [tensor, self._ints(f"{name}_rows", [-1, layer.channels])])
+        return self._reduce_mean(rows, [0], keep=False)
+
+    def _reduce_mean(self, tensor: gs.Variable, axes: list[int], *, keep: bool) -> gs.Variable:
+        if self.opset < 18:
+            return self._node("ReduceMean", [tensor], axes=axes, keepdims=int(keep))
+        return self._node("ReduceMean", [tensor, self._ints("axes", axes)], keepdims=int(keep))
+
+    def _flat(self, tensor: gs.Variable, name: str) -> gs.Variable:
+        output = gs.Variable(name, np.float32)
+        self.graph.nodes.append(gs.Node("Reshape", name, {}, [tensor, self._ints("flat", [-1])], [output]))
+        return output
+
+    def _ints(self, name: str, values: Sequence[int]) -> gs.Constant:
+        return self.constants.add(name, np.array(values, np.int64))
+
+    def _node(self, op: str, inputs: list[gs.Tensor], **attrs: Any) -> gs.Variable:
+        output = gs.Variable(self.constants.fresh(f"statistics_{op.lower()}"), np.float32)
+        self.graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output]))
+        return output
+
+
+# Below this a channel is constant for all that float32 can tell.
+TINY_VARIANCE = 1e-10

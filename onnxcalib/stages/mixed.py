@@ -1,0 +1,92 @@
+"""Mixed precision: from a sensitivity table and what was asked for to an assignment whose measured loss keeps it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxcalib.errors import RecipeError, near
+from onnxcalib.recipe import Precision, Recipe, parse_pair
+from onnxcalib.stages.allocate import Allocation, Limit, maximise_gain, minimise_loss
+from onnxcalib.stages.sensitivity_table import SensitivityTable, with_costs
+
+TRIES = 12
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """An allocation, and how its estimate compares with the assembled model."""
+
+    allocation: Allocation
+    estimated_loss: float  # of the whole model: the base model's loss and the sum of the increases
+    measured_loss: float
+    tries: int
+
+
+def add_cost_tables(table: SensitivityTable, recipe: Recipe) -> SensitivityTable:
+    """The table with the user's own costs."""
+    for text in recipe.costs:
+        name, path = parse_pair("cost", text)
+        table = with_costs(table, name, Path(path))
+    return table
+
+
+def assign(table: SensitivityTable, recipe: Recipe, measure: Callable[[Mapping[str, Precision]], float]) -> Assigned:
+    """Solves, measures the assembled model, and with a loss budget tightens until the measurement keeps it."""
+    limits, pins = limits_of(table, recipe), pins_of(table, recipe)
+    if recipe.max_loss is None:
+        allocation = minimise_loss(table, limits, pins)
+        return Assigned(allocation, table.base_loss + allocation.estimated_loss, measure(allocation.choices), 1)
+    budget = recipe.max_loss - table.base_loss
+    if budget < 0:
+        raise RecipeError(
+            f"--max-loss {recipe.max_loss:.6g} cannot be kept: with every layer at {table.base} the loss is already "
+            f"{table.base_loss:.6g}.",
+            "Ask for at least that much, or for more bits.",
+        )
+    for tries in range(1, TRIES + 1):
+        allocation = maximise_gain(table, recipe.minimise or "size", budget, limits, pins)
+        measured = measure(allocation.choices)
+        if measured <= recipe.max_loss:
+            return Assigned(allocation, table.base_loss + allocation.estimated_loss, measured, tries)
+        # Losses add up to more than their sum: shrink the budget by as much as it was overrun, and a little more.
+        overrun = (measured - table.base_loss) / max(recipe.max_loss - table.base_loss, 1e-12)
+        budget = min(allocation.estimated_loss, budget) / max(1.1 * overrun, 1.25)
+    raise RecipeError(
+        f"--max-loss {recipe.max_loss:.6g} could not be kept in {TRIES} tries; the last assignment lost {measured:.6g}.",
+        "Allow more loss, or offer more bits.",
+    )
+
+
+def limits_of(table: SensitivityTable, recipe: Recipe) -> list[Limit]:
+    """The limits in the units of the table: built-in costs are asked for relative to float, a user's own as they are."""
+    limits = []
+    if recipe.compression is not None:
+        limits.append(Limit("size", recipe.compression * table.float_costs["size"]))
+    for text in recipe.limits:
+        name, value = parse_pair("limit", text)
+        if name not in table.cost_names():
+            raise RecipeError(f"--limit '{text}' names no cost.", near(name, table.cost_names()))
+        try:
+            number = float(value)
+        except ValueError as error:
+            raise RecipeError(f"--limit '{text}' has no number.", "Write bops=0.05.") from error
+        limits.append(Limit(name, number * table.float_costs.get(name, 1.0)))
+    return limits
+
+
+def pins_of(table: SensitivityTable, recipe: Recipe) -> dict[str, Precision]:
+    """The precision of every pinned layer: the edges', then those that patterns name."""
+    names = [row.layer for row in table.layers]
+    pins = {}
+    if recipe.edge_bits is not None:
+        pins = dict.fromkeys((names[0], names[-1]), Precision(recipe.edge_bits, recipe.edge_bits))
+    for text in recipe.pins:
+        pattern, precision = parse_pair("pin", text)
+        matched = fnmatch.filter(names, pattern)
+        if not matched:
+            raise RecipeError(f"--pin '{pattern}' matches no layer.", near(pattern, names))
+        pins |= dict.fromkeys(matched, Precision.parse(precision))
+    return pins

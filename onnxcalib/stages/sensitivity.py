@@ -1,0 +1,211 @@
+"""What each layer loses at each precision: one layer changed at a time, everything else at the base precision."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from onnxcalib.data import Dataset
+from onnxcalib.engine.inference import Session, Tensors, fitting_batch, samples_in
+from onnxcalib.model.extract import after, layer_model, with_outputs
+from onnxcalib.model.heads import find_heads
+from onnxcalib.model.io import serialized
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.placement import Places
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.shapes import typed
+from onnxcalib.numerics.loss import Head, LossKind, ModelLoss
+from onnxcalib.plan import Candidates, QuantPlan
+from onnxcalib.recipe import Precision
+from onnxcalib.stages.calibrate import Progress
+from onnxcalib.stages.rounding import Menu
+from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
+from onnxcalib.targets import Storage, Target
+
+SAMPLES = 256
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The table, and what measuring it cost."""
+
+    table: SensitivityTable
+    float_passes: float  # time spent, in float passes over the same samples
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a measurement needs."""
+
+    model: Model
+    layers: Sequence[Layer]
+    places: Places
+    target: Target
+    candidates: Candidates
+    menu: Menu
+    base: Precision
+
+
+def measure(problem: Problem, data: Dataset, loss: LossKind, progress: Progress) -> Measured:
+    """Streams over the data: the base model once a batch, then for each choice one layer and what comes after it."""
+    probes = _Probes(problem, loss)
+    batch = fitting_batch(probes.base, data)
+    spent, float_time, done = 0.0, 0.0, 0
+    for feed in data.batches(batch):
+        samples = samples_in(feed, data)
+        labels = data.labels[done : done + samples] if data.labels is not None else None
+        start = time.perf_counter()
+        truth = probes.teacher.run(feed)
+        middle = time.perf_counter()
+        probes.update(feed, truth, labels, samples)
+        float_time += middle - start
+        spent += time.perf_counter() - middle
+        done += samples
+        progress("sensitivity", done, len(data))
+    return Measured(probes.table(done), spent / max(float_time, 1e-9))
+
+
+class _Probe:
+    """One layer: its sessions at every choice, and the one for what comes after it."""
+
+    def __init__(
+        self, problem: Problem, layer: Layer, base_proto: onnx.ModelProto, heads: Mapping[str, Head], loss: LossKind
+    ) -> None:
+        self.layer = layer
+        alone = layer_model(problem.model, layer)
+        self.choices = [choice for choice in problem.menu[layer.name] if choice != problem.base]
+        self.sessions = {choice: Session(_layer_at(problem, alone, layer, choice)) for choice in self.choices}
+        rest, self.fed = after(base_proto, layer.activated) if self.choices else (None, ())
+        self.rest = Session(rest) if rest is not None else None
+        self.losses = {choice: ModelLoss(heads, loss) for choice in self.choices}
+
+    def update(self, tensors: Tensors, outputs: Tensors, truth: Tensors, labels: object) -> None:
+        for choice, session in self.sessions.items():
+            made = session.run({self.layer.input: tensors[self.layer.input]})
+            if self.rest is not None:
+                made |= self.rest.run({**made, **{name: tensors[name] for name in self.fed}})
+            # Outputs that do not depend on the layer are those of the base model.
+            self.losses[choice].update(truth, outputs | made, labels)
+
+
+class _Probes:
+    def __init__(self, problem: Problem, loss: LossKind) -> None:
+        self.problem, self.loss = problem, loss
+        self.heads = find_heads(problem.model.proto)
+        # Plain storage: unpacking planes would only cost time at each session's start.
+        plain = replace(problem.target, storage=Storage.INT8)
+        plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
+        proto = typed(write_qdq(problem.model, problem.layers, plan, plain))
+        self.probes = [_Probe(problem, layer, proto, self.heads, loss) for layer in problem.layers]
+        reads = [name for probe in self.probes for name in (probe.layer.input, *probe.fed)]
+        inputs = {value.name for value in proto.graph.input}
+        outputs = [value.name for value in proto.graph.output]
+        self.shown = [name for name in dict.fromkeys(reads) if name not in inputs and name not in outputs]
+        self.base = Session(with_outputs(proto, [*outputs, *self.shown]))
+        self.teacher = Session(problem.model.proto)
+        self.base_loss = ModelLoss(self.heads, loss)
+        self.elements: dict[str, float] = {}
+
+    def update(self, feed: Tensors, truth: Tensors, labels: object, samples: int) -> None:
+        outputs = self.base.run(feed)
+        tensors = {**feed, **outputs}
+        self.base_loss.update(truth, outputs, labels)
+        self.elements |= {probe.layer.input: tensors[probe.layer.input].size / samples for probe in self.probes}
+        for probe in self.probes:
+            probe.update(tensors, outputs, truth, labels)
+
+    def table(self, samples: int) -> SensitivityTable:
+        problem, base_loss = self.problem, self.base_loss.value
+        costs = costs_of(problem, self.elements)
+        rows = tuple(
+            LayerChoices(
+                probe.layer.name,
+                probe.layer.input,
+                {
+                    choice: 0.0 if choice == problem.base else probe.losses[choice].value - base_loss
+                    for choice in problem.menu[probe.layer.name]
+                },
+                {name: cost.layers[probe.layer.name] for name, cost in costs.items()},
+            )
+            for probe in self.probes
+        )
+        fixed = {name: cost.fixed for name, cost in costs.items()}
+        whole = {name: cost.whole_float for name, cost in costs.items()}
+        return SensitivityTable(problem.base, self.loss.value, base_loss, samples, fixed, whole, rows)
+
+
+def _layer_at(problem: Problem, alone: Model, layer: Layer, choice: Precision) -> onnx.ModelProto:
+    candidates = problem.candidates
+    params = {layer.name: candidates.layers[layer.name][choice]}
+    carried = {layer.input: candidates.carried[layer.input]} if layer.input in candidates.carried else {}
+    grid = candidates.inputs[layer.input].get(choice.activation)
+    inputs = {layer.input: grid} if grid is not None else {}
+    plan = QuantPlan(candidates.target, candidates.ranges, {layer.name: choice}, params, carried, inputs)
+    return write_qdq(alone, [layer], plan, replace(problem.target, storage=Storage.INT8))
+
+
+@dataclass(frozen=True)
+class _Cost:
+    layers: Mapping[str, Mapping[Precision, float]]
+    fixed: float
+    whole_float: float
+
+
+def costs_of(problem: Problem, elements: Mapping[str, float]) -> dict[str, _Cost]:
+    """The built-in costs: bytes as written, multiply-accumulates times bits, and activation bytes."""
+    costs = {"size": _size(problem)}
+    macs = {layer.name: layer.macs for layer in problem.layers}
+    known = {name: count for name, count in macs.items() if count is not None}
+    if len(known) == len(macs):
+        bops = {
+            name: {choice: float(known[name] * choice.weight * choice.activation) for choice in problem.menu[name]}
+            for name in known
+        }
+        costs["bops"] = _Cost(bops, 0.0, float(sum(known.values()) * 32 * 32))
+    first = {tensor: next(layer.name for layer in problem.layers if layer.input == tensor) for tensor in elements}
+    activation = {
+        layer.name: {
+            choice: elements[layer.input] * choice.activation / 8 if first[layer.input] == layer.name else 0.0
+            for choice in problem.menu[layer.name]
+        }
+        for layer in problem.layers
+    }
+    costs["activation"] = _Cost(activation, 0.0, 4.0 * sum(elements.values()))
+    return costs
+
+
+def _size(problem: Problem) -> _Cost:
+    """Bytes in the file: packed codes, and for each width what its unpacking nodes were measured to add."""
+    written: dict[Precision, int] = {}
+    choices = {choice for menu in problem.menu.values() for choice in menu} | {problem.base}
+    everywhere = [choice for choice in choices if all(choice in menu for menu in problem.menu.values())]
+    for choice in everywhere:
+        plan = problem.candidates.stitch({layer.name: choice for layer in problem.layers})
+        written[choice] = len(serialized(write_qdq(problem.model, problem.layers, plan, problem.target)))
+    codes = {layer.name: math.prod(layer.weight_shape) for layer in problem.layers}
+    total = {choice: sum(_packed(size, choice, problem.target) for size in codes.values()) for choice in choices}
+    fixed = written[problem.base] - total[problem.base]
+    extra = {
+        choice: (written.get(choice, fixed + total[choice]) - fixed - total[choice]) / len(codes) for choice in choices
+    }
+    layers = {
+        name: {choice: _packed(size, choice, problem.target) + extra[choice] for choice in problem.menu[name]}
+        for name, size in codes.items()
+    }
+    return _Cost(layers, float(fixed), float(len(serialized(problem.model.proto))))
+
+
+def _packed(size: int, choice: Precision, target: Target) -> float:
+    planes = target.storage is Storage.BIT_PLANES and choice.weight < 8
+    return float(math.ceil(size / 8) * choice.weight if planes else size)
+
+
+def relative_gap(estimate: float, measured: float) -> float:
+    """How far the additive estimate was from the measurement, relative to the measurement."""
+    return abs(estimate - measured) / max(abs(measured), np.finfo(np.float64).tiny)
