@@ -91,21 +91,14 @@ def _run(job: Job) -> Outcome:
 
 def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
     """One file out of the model's own graph and the branches of its Ifs."""
-    whole, plan, first_outcome = started.model.proto, None, outcomes[0]
+    whole, plan = started.model.proto, None
     for job, outcome in zip(started.jobs, outcomes, strict=True):
         written = job.write(outcome.plan)
         whole = written if job.branch is None else with_branch(whole, job.branch, written)
         plan = outcome.plan if plan is None else plan.joined(outcome.plan)
     assert plan is not None
-    return Result(
-        whole,
-        plan,
-        started.listed,
-        started.jobs[0].recipe,
-        first_outcome.table,
-        first_outcome.assigned,
-        first_outcome.tuned,
-    )
+    own = outcomes[0]
+    return Result(whole, plan, started.listed, started.jobs[0].recipe, own.table, own.assigned, own.tuned)
 
 
 def _plain(job: Job) -> Outcome:

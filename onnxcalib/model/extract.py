@@ -54,7 +54,7 @@ def after(model: onnx.ModelProto, tensor: str) -> tuple[onnx.ModelProto | None, 
 
 
 def _data_input(index: GraphIndex, node: onnx.NodeProto) -> str:
-    return next(name for name in node.input if name in index.producers)
+    return str(next(name for name in node.input if name in index.producers))
 
 
 def _varying(index: GraphIndex) -> set[str]:

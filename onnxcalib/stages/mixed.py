@@ -55,13 +55,13 @@ def assign(table: SensitivityTable, recipe: Recipe, measure: Callable[[Mapping[s
         overrun = (measured - table.base_loss) / max(recipe.max_loss - table.base_loss, 1e-12)
         budget = min(allocation.estimated_loss, budget) / max(1.1 * overrun, 1.25)
     raise RecipeError(
-        f"--max-loss {recipe.max_loss:.6g} could not be kept in {TRIES} tries; the last assignment lost {measured:.6g}.",
+        f"--max-loss {recipe.max_loss:.6g} could not be kept in {TRIES} tries; the last lost {measured:.6g}.",
         "Allow more loss, or offer more bits.",
     )
 
 
 def limits_of(table: SensitivityTable, recipe: Recipe) -> list[Limit]:
-    """The limits in the units of the table: built-in costs are asked for relative to float, a user's own as they are."""
+    """The limits in the table's units: built-in costs are asked for relative to float, a user's own as they are."""
     limits = []
     if recipe.compression is not None:
         limits.append(Limit("size", recipe.compression * table.float_costs["size"]))

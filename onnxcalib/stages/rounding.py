@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from onnxcalib.model.layers import Layer, weights_of
 from onnxcalib.model.placement import Places, QuantizedTensor
@@ -79,13 +80,8 @@ def _round_layer(
 
 
 def least_scale(
-    layer: Layer,
-    target: Target,
-    bias: np.ndarray[tuple[int], np.dtype[np.float32]],
-    activation: Grid,
-    *,
-    per_channel: bool,
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    layer: Layer, target: Target, bias: npt.NDArray[np.float32], activation: Grid, *, per_channel: bool
+) -> npt.NDArray[np.float64]:
     """A channel of nearly zero weights would get a step too fine for its int32 bias."""
     if not target.integer_bias or layer.bias_node is not None:
         return np.zeros(())

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx
 
 from onnxcalib.data import Dataset
@@ -20,7 +19,8 @@ from onnxcalib.model.placement import Places
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import typed
-from onnxcalib.numerics.loss import Head, LossKind, ModelLoss
+from onnxcalib.numerics.grid import Array
+from onnxcalib.numerics.loss import LossKind, ModelLoss
 from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import Precision
 from onnxcalib.stages.calibrate import Progress
@@ -75,17 +75,17 @@ class _Probe:
     """One layer: its sessions at every choice, and the one for what comes after it."""
 
     def __init__(
-        self, problem: Problem, layer: Layer, base_proto: onnx.ModelProto, heads: Mapping[str, Head], loss: LossKind
+        self, problem: Problem, layer: Layer, base: onnx.ModelProto, new_loss: Callable[[], ModelLoss]
     ) -> None:
         self.layer = layer
         alone = layer_model(problem.model, layer)
         self.choices = [choice for choice in problem.menu[layer.name] if choice != problem.base]
         self.sessions = {choice: Session(_layer_at(problem, alone, layer, choice)) for choice in self.choices}
-        rest, self.fed = after(base_proto, layer.activated) if self.choices else (None, ())
+        rest, self.fed = after(base, layer.activated) if self.choices else (None, ())
         self.rest = Session(rest) if rest is not None else None
-        self.losses = {choice: ModelLoss(heads, loss) for choice in self.choices}
+        self.losses = {choice: new_loss() for choice in self.choices}
 
-    def update(self, tensors: Tensors, outputs: Tensors, truth: Tensors, labels: object) -> None:
+    def update(self, tensors: Tensors, outputs: Tensors, truth: Tensors, labels: Array | None) -> None:
         for choice, session in self.sessions.items():
             made = session.run({self.layer.input: tensors[self.layer.input]})
             if self.rest is not None:
@@ -102,17 +102,20 @@ class _Probes:
         plain = replace(problem.target, storage=Storage.INT8)
         plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
         proto = typed(write_qdq(problem.model, problem.layers, plan, plain))
-        self.probes = [_Probe(problem, layer, proto, self.heads, loss) for layer in problem.layers]
+        self.probes = [_Probe(problem, layer, proto, self._new_loss) for layer in problem.layers]
         reads = [name for probe in self.probes for name in (probe.layer.input, *probe.fed)]
         inputs = {value.name for value in proto.graph.input}
         outputs = [value.name for value in proto.graph.output]
         self.shown = [name for name in dict.fromkeys(reads) if name not in inputs and name not in outputs]
         self.base = Session(with_outputs(proto, [*outputs, *self.shown]))
         self.teacher = Session(problem.model.proto)
-        self.base_loss = ModelLoss(self.heads, loss)
+        self.base_loss = self._new_loss()
         self.elements: dict[str, float] = {}
 
-    def update(self, feed: Tensors, truth: Tensors, labels: object, samples: int) -> None:
+    def _new_loss(self) -> ModelLoss:
+        return ModelLoss(self.heads, self.loss)
+
+    def update(self, feed: Tensors, truth: Tensors, labels: Array | None, samples: int) -> None:
         outputs = self.base.run(feed)
         tensors = {**feed, **outputs}
         self.base_loss.update(truth, outputs, labels)
@@ -191,11 +194,10 @@ def _size(problem: Problem) -> _Cost:
     codes = {layer.name: math.prod(layer.weight_shape) for layer in problem.layers}
     total = {choice: sum(_packed(size, choice, problem.target) for size in codes.values()) for choice in choices}
     fixed = written[problem.base] - total[problem.base]
-    extra = {
-        choice: (written.get(choice, fixed + total[choice]) - fixed - total[choice]) / len(codes) for choice in choices
-    }
+    # An edge's own width is written nowhere else: its unpacking nodes are left out of the estimate.
+    extra = {choice: (size - fixed - total[choice]) / len(codes) for choice, size in written.items()}
     layers = {
-        name: {choice: _packed(size, choice, problem.target) + extra[choice] for choice in problem.menu[name]}
+        name: {choice: _packed(size, choice, problem.target) + extra.get(choice, 0.0) for choice in problem.menu[name]}
         for name, size in codes.items()
     }
     return _Cost(layers, float(fixed), float(len(serialized(problem.model.proto))))
@@ -204,8 +206,3 @@ def _size(problem: Problem) -> _Cost:
 def _packed(size: int, choice: Precision, target: Target) -> float:
     planes = target.storage is Storage.BIT_PLANES and choice.weight < 8
     return float(math.ceil(size / 8) * choice.weight if planes else size)
-
-
-def relative_gap(estimate: float, measured: float) -> float:
-    """How far the additive estimate was from the measurement, relative to the measurement."""
-    return abs(estimate - measured) / max(abs(measured), np.finfo(np.float64).tiny)
