@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from onnxcalib.data import Preprocess, first, open_data, split
+from onnxcalib.errors import ModelError
 from onnxcalib.job import Job, Start, list_layers, read_prepared, silent, start
 from onnxcalib.model.branches import with_branch
 from onnxcalib.model.io import check_writable, load, write_model
@@ -22,9 +23,10 @@ from onnxcalib.stages import choose_ranges
 from onnxcalib.stages import sensitivity as sensitivity_stage
 from onnxcalib.stages.batchnorm import Tuned, Tuner
 from onnxcalib.stages.calibrate import Progress, Statistics, calibrate
+from onnxcalib.stages.curve import Point, curve, ratios_between
 from onnxcalib.stages.evaluate import Evaluation, evaluate_files
 from onnxcalib.stages.fixed import fixed_precision
-from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign
+from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign, pins_of
 from onnxcalib.stages.rounding import Menu, Ranges, round_to_nearest
 from onnxcalib.stages.sensitivity_table import SensitivityTable
 from onnxcalib.stages.teacher import Teacher
@@ -155,17 +157,17 @@ def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
         return round_to_nearest(job.model, job.layers, job.places, statistics, some, job.target, ranges)
 
     def plan_at(bits: int, method: RangeMethod) -> QuantPlan:
-        precisions = {name: Precision(choices[-1].weight, bits) for name, choices in menu.items()}
-        everywhere = {name: (precision,) for name, precision in precisions.items()}
-        return at(dict.fromkeys((bits, MAX_BITS), method), everywhere).stitch(precisions)
+        # Eight-bit weights: at fewer, their error would drown what the activations' ranges do.
+        precisions = dict.fromkeys(menu, Precision(MAX_BITS, bits))
+        ranges = Ranges(dict.fromkeys((bits, MAX_BITS), method), RangeMethod.MSE)
+        return at(ranges, {name: (precision,) for name, precision in precisions.items()}).stitch(precisions)
 
     widths = sorted({MAX_BITS} | {choice.activation for choices in menu.values() for choice in choices})
-    if job.recipe.ranges is RangeMethod.AUTO:
-        teacher = Teacher(job.model, first(job.data, choose_ranges.SAMPLES))
-        ranges = choose_ranges.best_ranges(widths, plan_at, lambda plan: teacher.loss_of(job.write(plan)))
-    else:
-        ranges = dict.fromkeys(widths, job.recipe.ranges)
-    return at(ranges, menu)
+    if job.recipe.ranges is not RangeMethod.AUTO:
+        return at(Ranges(dict.fromkeys(widths, job.recipe.ranges), job.recipe.ranges), menu)
+    teacher = Teacher(job.model, first(job.data, choose_ranges.SAMPLES))
+    best = choose_ranges.best_ranges(widths, plan_at, lambda plan: teacher.loss_of(job.write(plan)))
+    return at(Ranges(best, RangeMethod.MSE), menu)
 
 
 def measure_sensitivity(job: Job, candidates: Candidates) -> sensitivity_stage.Measured:
@@ -179,8 +181,59 @@ def measure_sensitivity(job: Job, candidates: Candidates) -> sensitivity_stage.M
 
 def assign_bits(job: Job, candidates: Candidates, table: SensitivityTable) -> Assigned:
     """The integer program's choice, measured on the assembled model."""
+    return assign(table, job.recipe, _measured_by(job, candidates))
+
+
+def sensitivity(
+    model: str | Path | onnx.ModelProto,
+    calibration: Any,
+    recipe: Recipe,
+    *,
+    preprocess: Preprocess | None = None,
+    progress: Progress = silent,
+) -> sensitivity_stage.Measured:
+    """What each layer loses at each precision of the recipe."""
+    job = _own_graph(start(model, calibration, recipe, preprocess, progress))
+    return measure_sensitivity(job, candidates_of(job))
+
+
+def compression_curve(
+    model: str | Path | onnx.ModelProto,
+    calibration: Any,
+    recipe: Recipe,
+    points: int,
+    measure: bool,
+    *,
+    preprocess: Preprocess | None = None,
+    progress: Progress = silent,
+) -> list[Point]:
+    """Assignments from the smallest file to all layers at the base precision, by all three methods."""
+    job = _own_graph(start(model, calibration, recipe, preprocess, progress))
+    candidates = candidates_of(job)
+    table = measure_sensitivity(job, candidates).table
+    pins = pins_of(table, recipe)
+    loss_of = _measured_by(job, candidates) if measure else None
+    found = []
+    for point in curve(table, ratios_between(table, points, pins), pins, loss_of):
+        found.append(point)
+        progress("curve", len(found), 3 * points)
+    return found
+
+
+def _own_graph(started: Start) -> Job:
+    job = started.jobs[0]
+    if job.branch is not None:
+        raise ModelError(
+            f"all layers of {started.model.source} lie in branches of an If, where bits are not assigned.",
+            "Quantize it at one precision.",
+        )
+    return job
+
+
+def _measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:
+    """The loss of assembled models on the samples that the sensitivity was measured on."""
     teacher = Teacher(job.model, first(job.data, sensitivity_stage.SAMPLES), _loss_kind(job.recipe))
-    return assign(table, job.recipe, lambda choices: teacher.loss_of(job.write(candidates.stitch(choices))))
+    return lambda choices: teacher.loss_of(job.write(candidates.stitch(choices)))
 
 
 def tune_batch_norm(job: Job, plan: QuantPlan) -> Tuned:

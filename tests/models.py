@@ -122,9 +122,7 @@ def grouped() -> onnx.ModelProto:
         [relu] r = Relu (c)
         [join] y = Conv (r, w2, b2)
     }"""
-    return build(
-        text, w1=normal(6, 2, 3, 3, scale=0.4), b1=normal(6), w2=normal(2, 6, 1, 1, scale=0.5), b2=normal(2)
-    )
+    return build(text, w1=normal(6, 2, 3, 3, scale=0.4), b1=normal(6), w2=normal(2, 6, 1, 1, scale=0.5), b2=normal(2))
 
 
 def conv_transpose() -> onnx.ModelProto:

@@ -112,7 +112,9 @@ def test_options_hold_only_what_the_file_sets(tmp_path: Path) -> None:
     assert read_options(written(tmp_path, 'seed = 3\nranges = "mse"')) == {"seed": 3, "ranges": RangeMethod.MSE}
 
 
-@pytest.mark.parametrize(("key", "near"), [("bit", "bits"), ("excludes", "exclude"), ("Seed", "seed"), ("edgebits", "edge_bits")])
+@pytest.mark.parametrize(
+    ("key", "near"), [("bit", "bits"), ("excludes", "exclude"), ("Seed", "seed"), ("edgebits", "edge_bits")]
+)
 def test_an_unknown_key_lists_near_names(key: str, near: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=f"unknown key '{key}'") as caught:
         read_recipe(written(tmp_path, f"{key} = 1"))
@@ -122,9 +124,9 @@ def test_an_unknown_key_lists_near_names(key: str, near: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "line",
     [
-        'edge_bits = "8"', "edge_bits = 8.0", "edge_bits = true", "seed = false", 'seed = "0"', "seed = [1]", "target = 3",
-        'include = "stem"', "exclude = [1]", 'exclude = ["stem", 2]', "pipeline = 1", 'pipeline = ["plain"]', "ranges = 4",
-        "bits = true", "bits = 4.5", "bits = [4]", "bits = []", "[bits]\nweight = 4",
+        'edge_bits = "8"', "edge_bits = 8.0", "edge_bits = true", "seed = false", 'seed = "0"', "seed = [1]",
+        "target = 3", 'include = "stem"', "exclude = [1]", 'exclude = ["stem", 2]', "pipeline = 1",
+        'pipeline = ["plain"]', "ranges = 4", "bits = true", "bits = 4.5", "bits = [4]", "bits = []", "[bits]\nweight = 4",
     ],
 )  # fmt: skip
 def test_wrong_types_are_refused(line: str, tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ import sys
 import click
 
 from onnxcalib import __version__
+from onnxcalib.cli.allocate import allocate
+from onnxcalib.cli.curve import curve
 from onnxcalib.cli.demo import demo
 from onnxcalib.cli.doctor import doctor
 from onnxcalib.cli.evaluate import evaluate
 from onnxcalib.cli.inspect import inspect
 from onnxcalib.cli.quantize import quantize
+from onnxcalib.cli.sensitivity import sensitivity
 from onnxcalib.errors import OnnxcalibError
 
 INTERRUPTED = 130
@@ -29,7 +32,7 @@ def cli() -> None:
     """
 
 
-for command in (inspect, quantize, evaluate, demo, doctor):
+for command in (inspect, quantize, evaluate, sensitivity, allocate, curve, demo, doctor):
     cli.add_command(command)
 
 

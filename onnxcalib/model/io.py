@@ -111,6 +111,11 @@ def file_bytes(path: str | Path) -> int:
     return path.stat().st_size + beside
 
 
+def constant_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of all initialisers: what is left of a file without its graph."""
+    return sum(len(tensor.raw_data) or numpy_helper.to_array(tensor).nbytes for tensor in model.graph.initializer)
+
+
 def check_writable(path: Path) -> None:
     """Fails now rather than after an hour of work when the output cannot be written."""
     parent = path.parent

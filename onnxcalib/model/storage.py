@@ -46,6 +46,7 @@ class Constants:
     def __init__(self, graph: gs.Graph) -> None:
         # A name inside an If or Loop must not be taken outside either.
         self._taken = {name for each in (graph, *graph.subgraphs(recursive=True)) for name in each.tensors()}
+        self._count = 0
         self._known: dict[tuple[str, tuple[int, ...], bytes], gs.Constant] = {}
 
     def add(self, name: str, value: npt.NDArray[Any]) -> gs.Constant:
@@ -55,6 +56,11 @@ class Constants:
         if key not in self._known:
             self._known[key] = gs.Constant(self.fresh(name), value)
         return self._known[key]
+
+    def numbered(self, prefix: str) -> str:
+        """A short tensor name that is not taken."""
+        self._count += 1
+        return self.fresh(f"{prefix}{self._count}")
 
     def fresh(self, name: str) -> str:
         """A tensor name that is not taken."""
@@ -71,7 +77,7 @@ def unpacking_nodes(graph: gs.Graph, constants: Constants, packed: Packed, name:
     bits, length = packed.planes.shape
 
     def node(op: str, inputs: list[gs.Tensor], **attrs: Any) -> gs.Variable:
-        output = gs.Variable(constants.fresh(f"{name}_{op.lower()}"))
+        output = gs.Variable(constants.numbered("u"))  # short: these names are a good part of a small file
         graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output]))
         return output
 
@@ -88,9 +94,9 @@ def unpacking_nodes(graph: gs.Graph, constants: Constants, packed: Packed, name:
             constants.add("begin", np.array([0], np.int64)),
             constants.add("axis_one", np.array([1], np.int64)),
         )
-        sums = node("Slice", [sums, begin, constants.add(f"{name}_size", np.array([size], np.int64)), axes])
+        sums = node("Slice", [sums, begin, constants.add("size", np.array([size], np.int64)), axes])
     codes = node("Add", [sums, constants.add(f"low_{bits}_bits", np.array(packed.low, np.float32))])
-    shape = constants.add(f"{name}_shape", np.array(packed.shape, np.int64))
+    shape = constants.add("shape", np.array(packed.shape, np.int64))
     return node("Reshape", [node("Cast", [codes], to=_onnx_type(packed.dtype)), shape])
 
 

@@ -48,6 +48,8 @@ def mse(stats: TensorStatistics, kind: GridKind) -> Range:
     """
     centres = _values(stats)[0]
     used = stats.relative > 0
+    if not used.any():  # a constant tensor has no histogram, and every range would look as good as any other
+        return stats.low, stats.high
     centres, counts = centres[used], stats.relative[used]
     low, high = min(stats.low, 0.0), max(stats.high, 0.0)
 

@@ -9,7 +9,12 @@ from rich.table import Table
 
 from onnxcalib.model.layers import Layer, LayerList
 from onnxcalib.plan import QuantPlan
+from onnxcalib.stages.allocate import Allocation
+from onnxcalib.stages.batchnorm import Tuned
+from onnxcalib.stages.curve import Point
 from onnxcalib.stages.evaluate import Evaluation
+from onnxcalib.stages.mixed import Assigned
+from onnxcalib.stages.sensitivity_table import SensitivityTable
 
 
 def layer_table(layers: LayerList) -> Table:
@@ -63,6 +68,67 @@ def summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
         f"{len(plan.precisions)} layers quantized ({mix}), ranges {plan.ranges}, target {plan.target}; "
         f"{written_bytes:,} bytes, {share:.1f} % of the float file"
     )
+
+
+def story(assigned: Assigned | None, tuned: Tuned | None) -> list[str]:
+    """What the stages did, a line each."""
+    lines = []
+    if assigned is not None:
+        found = assigned.allocation
+        tries = "" if assigned.tries == 1 else f", {assigned.tries} tries"
+        lines.append(
+            f"integer program: {'optimal' if found.optimal else 'not optimal'}, gap {found.gap:.2g}{tries}; "
+            f"loss estimated {assigned.estimated_loss:.6g}, measured {assigned.measured_loss:.6g}"
+        )
+    if tuned is not None:
+        kept = f"kept after {tuned.rounds} rounds" if tuned.rounds else "not kept"
+        lines.append(f"batch-norm tuning: held-out loss {tuned.before:.6g} to {tuned.after:.6g}, {kept}")
+    return lines
+
+
+def sensitivity_table(table: SensitivityTable) -> Table:
+    """Loss increase of each layer at each precision."""
+    choices = sorted({choice for row in table.layers for choice in row.losses} - {table.base})
+    shown = Table(title=f"Increase of the {table.loss} loss", title_justify="left", box=None, pad_edge=False)
+    shown.add_column("layer", overflow="fold")
+    for choice in choices:
+        shown.add_column(str(choice), justify="right")
+    for row in table.layers:
+        shown.add_row(row.layer, *(f"{row.losses[choice]:.6f}" if choice in row.losses else "-" for choice in choices))
+    return shown
+
+
+def allocation_table(found: Allocation) -> Table:
+    """The precision of each layer."""
+    shown = Table(title=f"Assignment by {found.method}", title_justify="left", box=None, pad_edge=False)
+    shown.add_column("layer", overflow="fold")
+    shown.add_column("precision")
+    for name, precision in found.choices.items():
+        shown.add_row(name, str(precision))
+    return shown
+
+
+def allocation_line(table: SensitivityTable, found: Allocation) -> str:
+    """Totals of an assignment."""
+    parts = []
+    for name, value in found.costs.items():
+        whole = table.float_costs.get(name)
+        parts.append(f"{name} {value:,.0f}" + (f" ({value / whole:.4f} of float)" if whole else ""))
+    status = f"optimal, gap {found.gap:.2g}" if found.optimal else "not proven optimal"
+    return f"estimated loss {table.base_loss + found.estimated_loss:.6g}; {', '.join(parts)}; {status}"
+
+
+def curve_table(points: Sequence[Point]) -> Table:
+    """The compression-loss curve."""
+    shown = Table(box=None, pad_edge=False)
+    for column in ("ratio", "method", "size", "estimated loss", "measured loss"):
+        shown.add_column(column)
+    for point in points:
+        shown.add_row(
+            f"{point.ratio:.4f}", point.method, f"{point.size:.4f}", f"{point.estimated_loss:.6f}",
+            _number(point.measured_loss, 6),
+        )  # fmt: skip
+    return shown
 
 
 def _kind(layer: Layer) -> str:

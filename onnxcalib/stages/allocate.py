@@ -28,6 +28,7 @@ OBJECTIVE_SCALE = 1e4
 # An optimum below this share of the worst choice drowns in HiGHS's tolerances.
 RESOLVED = 1e-5
 TOLERANCE = 1e-9
+ROUNDING = 1e-12
 OPTIONS = {
     "output_flag": False,
     "threads": 1,
@@ -274,7 +275,8 @@ def _run(space: Space, aim: Measure, bounds: Sequence[Bound]) -> _Solution | Non
     values = highs.getSolution().col_value
     choices = {layer: choice for (layer, choice), value in zip(space.columns(), values, strict=False) if value > 0.5}
     gap = float(highs.getInfo().mip_gap)
-    return _Solution(choices, True, gap if math.isfinite(gap) else 0.0)
+    # What is left of a closed gap is rounding.
+    return _Solution(choices, True, gap if ROUNDING < gap < math.inf else 0.0)
 
 
 def _highs(model: highspy.HighsLp) -> highspy.Highs:

@@ -24,8 +24,8 @@ from onnxcalib.targets import Storage, Target
 
 FloatArray = npt.NDArray[np.float64]
 
-BATCH = 64
-ROUNDS = 3
+BATCH = 32
+ROUNDS = 6
 # A channel whose spread is off by more is broken, not shrunk: no factor repairs it, and a huge one spoils the grid.
 LIMITS = (0.25, 4.0)
 

@@ -9,10 +9,18 @@ from pathlib import Path
 
 from onnxcalib.errors import RecipeError, near
 from onnxcalib.recipe import Precision, Recipe, parse_pair
-from onnxcalib.stages.allocate import Allocation, Limit, maximise_gain, minimise_loss
+from onnxcalib.stages.allocate import (
+    Allocation,
+    Limit,
+    greedy_accuracy,
+    greedy_compression,
+    maximise_gain,
+    minimise_loss,
+)
 from onnxcalib.stages.sensitivity_table import SensitivityTable, with_costs
 
 TRIES = 12
+METHODS = ("integer-program", "greedy-accuracy", "greedy-compression")
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,19 @@ def assign(table: SensitivityTable, recipe: Recipe, measure: Callable[[Mapping[s
         f"--max-loss {recipe.max_loss:.6g} could not be kept in {TRIES} tries; the last lost {measured:.6g}.",
         "Allow more loss, or offer more bits.",
     )
+
+
+def solve(table: SensitivityTable, recipe: Recipe, method: str) -> Allocation:
+    """An assignment from the table alone, unmeasured; the greedy rules know one limit and no loss budget."""
+    table = add_cost_tables(table, recipe)
+    limits, pins = limits_of(table, recipe), pins_of(table, recipe)
+    if method == METHODS[0]:
+        if recipe.max_loss is None:
+            return minimise_loss(table, limits, pins)
+        return maximise_gain(table, recipe.minimise or "size", recipe.max_loss - table.base_loss, limits, pins)
+    if recipe.max_loss is not None or len(limits) != 1:
+        raise RecipeError(f"--method {method} takes one limit and no --max-loss.", "Give --compression alone.")
+    return (greedy_accuracy if method == METHODS[1] else greedy_compression)(table, limits[0], pins)
 
 
 def limits_of(table: SensitivityTable, recipe: Recipe) -> list[Limit]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,14 @@ from onnxcalib.targets import Target
 BIAS_STEPS = 2.0**30
 
 Menu = Mapping[str, Sequence[Precision]]  # by layer: the precisions that it may get
-Ranges = Mapping[int, RangeMethod]  # by activation bits
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Which estimator finds the ranges."""
+
+    activations: Mapping[int, RangeMethod]  # by bits
+    weights: RangeMethod
 
 
 def round_to_nearest(
@@ -49,9 +57,8 @@ def round_to_nearest(
     for layer in layers:
         for precision in menu[layer.name]:
             grid = inputs[layer.input].get(precision.activation) or carried[layer.input]
-            method = ranges[precision.activation]
-            params[layer.name][precision] = _round_layer(model, layer, precision.weight, grid, target, method)
-    used = ", ".join(sorted({method.value for method in ranges.values()}))
+            params[layer.name][precision] = _round_layer(model, layer, precision.weight, grid, target, ranges.weights)
+    used = ", ".join(sorted({method.value for method in ranges.activations.values()}))
     tensors = {layer.name: layer.input for layer in layers}
     return Candidates(target.name, used, carried, inputs, params, tensors)
 
@@ -62,8 +69,7 @@ def _activation_grid(
     """The grid of a tensor, or of the one whose grid it keeps."""
     stats = statistics.tensors[tensor.same_grid_as or tensor.name]
     kind = target.activation_kind(bits)
-    method = ranges[bits] if bits in ranges else ranges[max(ranges)]
-    return make_grid(*ESTIMATORS[method](stats, kind), kind)
+    return make_grid(*ESTIMATORS[ranges.activations[bits]](stats, kind), kind)
 
 
 def _round_layer(

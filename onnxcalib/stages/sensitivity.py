@@ -13,7 +13,7 @@ from onnxcalib.data import Dataset
 from onnxcalib.engine.inference import Session, Tensors, fitting_batch, samples_in
 from onnxcalib.model.extract import after, layer_model, with_outputs
 from onnxcalib.model.heads import find_heads
-from onnxcalib.model.io import serialized
+from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import Places
 from onnxcalib.model.prepare import Model
@@ -37,6 +37,7 @@ class Measured:
 
     table: SensitivityTable
     float_passes: float  # time spent, in float passes over the same samples
+    probes: int  # layers times choices beside the base
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,22 @@ def measure(problem: Problem, data: Dataset, loss: LossKind, progress: Progress)
         spent += time.perf_counter() - middle
         done += samples
         progress("sensitivity", done, len(data))
-    return Measured(probes.table(done), spent / max(float_time, 1e-9))
+    return Measured(
+        probes.table(done), spent / max(float_time, 1e-9), sum(len(probe.choices) for probe in probes.probes)
+    )
 
 
 class _Probe:
     """One layer: its sessions at every choice, and the one for what comes after it."""
 
-    def __init__(
-        self, problem: Problem, layer: Layer, base: onnx.ModelProto, new_loss: Callable[[], ModelLoss]
-    ) -> None:
+    def __init__(self, problem: Problem, layer: Layer, base: onnx.ModelProto, loss: Callable[[], ModelLoss]) -> None:
         self.layer = layer
         alone = layer_model(problem.model, layer)
         self.choices = [choice for choice in problem.menu[layer.name] if choice != problem.base]
         self.sessions = {choice: Session(_layer_at(problem, alone, layer, choice)) for choice in self.choices}
         rest, self.fed = after(base, layer.activated) if self.choices else (None, ())
         self.rest = Session(rest) if rest is not None else None
-        self.losses = {choice: new_loss() for choice in self.choices}
+        self.losses = {choice: loss() for choice in self.choices}
 
     def update(self, tensors: Tensors, outputs: Tensors, truth: Tensors, labels: Array | None) -> None:
         for choice, session in self.sessions.items():
@@ -184,23 +185,18 @@ def costs_of(problem: Problem, elements: Mapping[str, float]) -> dict[str, _Cost
 
 
 def _size(problem: Problem) -> _Cost:
-    """Bytes in the file: packed codes, and for each width what its unpacking nodes were measured to add."""
-    written: dict[Precision, int] = {}
-    choices = {choice for menu in problem.menu.values() for choice in menu} | {problem.base}
-    everywhere = [choice for choice in choices if all(choice in menu for menu in problem.menu.values())]
-    for choice in everywhere:
-        plan = problem.candidates.stitch({layer.name: choice for layer in problem.layers})
-        written[choice] = len(serialized(write_qdq(problem.model, problem.layers, plan, problem.target)))
-    codes = {layer.name: math.prod(layer.weight_shape) for layer in problem.layers}
-    total = {choice: sum(_packed(size, choice, problem.target) for size in codes.values()) for choice in choices}
-    fixed = written[problem.base] - total[problem.base]
-    # An edge's own width is written nowhere else: its unpacking nodes are left out of the estimate.
-    extra = {choice: (size - fixed - total[choice]) / len(codes) for choice, size in written.items()}
+    """Bytes of all constants as they are written: packed codes, and what no choice changes (scales, biases, ...)."""
+    plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
+    written = constant_bytes(write_qdq(problem.model, problem.layers, plan, problem.target))
     layers = {
-        name: {choice: _packed(size, choice, problem.target) + extra.get(choice, 0.0) for choice in problem.menu[name]}
-        for name, size in codes.items()
+        layer.name: {
+            choice: _packed(math.prod(layer.weight_shape), choice, problem.target)
+            for choice in problem.menu[layer.name]
+        }
+        for layer in problem.layers
     }
-    return _Cost(layers, float(fixed), float(len(serialized(problem.model.proto))))
+    fixed = written - sum(sizes[problem.base] for sizes in layers.values())
+    return _Cost(layers, fixed, float(constant_bytes(problem.model.proto)))
 
 
 def _packed(size: int, choice: Precision, target: Target) -> float:

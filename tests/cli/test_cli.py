@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+
 from models import conv_net, feed_for, initializer, run, transformer_block
 
 COMMAND = [sys.executable, "-m", "onnxcalib.cli.main"]
@@ -237,7 +238,9 @@ def test_bad_input_of_other_commands(command: str, arguments: list[str], code: i
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["quantize", "-h"], ["inspect", "-h"], ["evaluate", "-h"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["quantize", "-h"], ["inspect", "-h"], ["evaluate", "-h"], ["--version"]]
+)
 def test_help_needs_no_model(arguments: list[str]) -> None:
     done = call(*arguments)
     assert done.returncode == 0

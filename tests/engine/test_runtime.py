@@ -42,7 +42,10 @@ def test_no_runtime_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.exit_code == 5
 
 
-@pytest.mark.parametrize(("version", "machine", "offered"), [((3, 11), "x86_64", True), ((3, 13), "x86_64", False), ((3, 11), "aarch64", False)])
+@pytest.mark.parametrize(
+    ("version", "machine", "offered"),
+    [((3, 11), "x86_64", True), ((3, 13), "x86_64", False), ((3, 11), "aarch64", False)],
+)
 def test_training_is_offered_only_where_its_wheel_exists(
     version: tuple[int, int], machine: str, offered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import build, conv_net, feed_for, initializer, normal, run
 from onnx import external_data_helper
 
+from models import build, conv_net, feed_for, initializer, normal, run
 from onnxcalib import quantize
 from onnxcalib.engine import inference
 from onnxcalib.engine.inference import Session
@@ -82,7 +82,8 @@ def test_truncated_files_are_refused(share: float, tmp_path: Path) -> None:
 
 QUANTIZED = {
     "QuantizeLinear": "q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z)",
-    "QLinearConv": "q = QuantizeLinear (x, s, z) c = QLinearConv (q, s, z, w, s, z, s, z) y = DequantizeLinear (c, s, z)",
+    "QLinearConv": "q = QuantizeLinear (x, s, z) c = QLinearConv (q, s, z, w, s, z, s, z)"
+    " y = DequantizeLinear (c, s, z)",
     "DynamicQuantizeLinear": "a, b, c = DynamicQuantizeLinear (x) y = DequantizeLinear (a, b, c)",
 }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from models import BUILDERS, build, conv_net, normal, transformer_block
 
+from models import BUILDERS, build, conv_net, normal, transformer_block
 from onnxcalib import inspect
 from onnxcalib.errors import ModelError, RecipeError
 from onnxcalib.model.layers import LayerList, choose
@@ -103,7 +103,8 @@ REASONS = [
     ("float[N,4] x", "y = MatMul (w, xt)", "xt = Transpose (x)", (4, 4), "its constant is the left operand"),
     ("float[N,2,4] x", "y = MatMul (x, w)", "", (2, 4, 4), "its weight has 3 axes, not 2"),
     ("float[4,N] x", "y = Gemm <transA=1> (x, w)", "", (4, 4), "its input is transposed (transA)"),
-    ("float[N,4] x", "y = Gemm <alpha=0.5> (x, w, c)", "c = ReduceMean <axes=[0]> (x)", (4, 4), "alpha or beta is not 1 and its bias is computed"),
+    ("float[N,4] x", "y = Gemm <alpha=0.5> (x, w, c)", "c = ReduceMean <axes=[0]> (x)", (4, 4),
+     "alpha or beta is not 1 and its bias is computed"),
     ("float[N,4] x", "y = Gemm (x, w, c)", "c = ReduceMean <axes=[0]> (x)", (4, 4), "its bias is computed"),
     ("float[N,4] x", "y = MatMul (x, v)", "v = Sigmoid (w)", (4, 4), "both operands are computed"),
     ("float[N,4,5,5] x", "y = Conv (x, v)", "v = Sigmoid (w)", (4, 4, 1, 1), "its weight is computed"),
@@ -140,7 +141,9 @@ def test_other_nodes_with_weights_are_named() -> None:
         [cast] y = MatMul (a, w)
     }"""
     listed = only(text, table=normal(300, 16), little=normal(3, 16), w=normal(16, 16))
-    assert [(node.name, node.reason) for node in listed.float_nodes] == [("embed", "embedding tables are not quantized")]
+    assert [(node.name, node.reason) for node in listed.float_nodes] == [
+        ("embed", "embedding tables are not quantized")
+    ]
     assert [layer.name for layer in listed.layers] == ["cast"]
 
 

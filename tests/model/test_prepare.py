@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from models import BUILDERS, Arrays, build, conv_net, feed_for, initializer, norm_of, normal, op_types, run
 from onnx import TensorProto, helper, numpy_helper, parser, version_converter
 
+from models import BUILDERS, Arrays, build, conv_net, feed_for, initializer, norm_of, normal, op_types, run
 from onnxcalib.errors import ModelError
 from onnxcalib.model.io import opset_of, read_model
 from onnxcalib.model.layers import find_layers
@@ -141,10 +141,13 @@ def test_weights_in_constant_nodes_become_initialisers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value"), [("value_float", 6.0), ("value_floats", [0.5, 1.5, 2.5]), ("value_int", 3), ("value_ints", [3])]
+    ("attribute", "value"),
+    [("value_float", 6.0), ("value_floats", [0.5, 1.5, 2.5]), ("value_int", 3), ("value_ints", [3])],
 )
 def test_short_forms_of_constants(attribute: str, value: object) -> None:
-    model = build("net (float[N,3] x) => (float[N,3] y) { f = Cast <to=1> (k) s = Mul (x, f) y = Gemm (s, w) }", w=normal(3, 3))
+    model = build(
+        "net (float[N,3] x) => (float[N,3] y) { f = Cast <to=1> (k) s = Mul (x, f) y = Gemm (s, w) }", w=normal(3, 3)
+    )
     nodes = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend([helper.make_node("Constant", [], ["k"], **{attribute: value}), *nodes])
@@ -232,7 +235,9 @@ def test_a_newer_op_keeps_the_newer_opset() -> None:
 
 
 def test_files_of_ir_3_lose_their_initialisers_among_the_inputs() -> None:
-    model = listed(build("net (float[2,3] x) => (float[2,4] y) { y = Gemm (x, w, b) }", 8, 3, w=normal(3, 4), b=normal(4)))
+    model = listed(
+        build("net (float[2,3] x) => (float[2,4] y) { y = Gemm (x, w, b) }", 8, 3, w=normal(3, 4), b=normal(4))
+    )
     assert len(model.graph.input) == 3
     ready = prepared(model)
     assert [value.name for value in ready.proto.graph.input] == ["x"]
@@ -333,7 +338,7 @@ def test_an_added_constant_becomes_the_bias(op: str, weight: tuple[int, ...], ax
     }}"""
     added = normal(channels, 1, 1) if axes == 3 else normal(1, channels, 1, 1)
     ready = prepared(build(text, w=normal(*weight), k=added))
-    assert op_types(ready.proto) == [op.split()[0]]
+    assert op_types(ready.proto) == [op.split(maxsplit=1)[0]]
     assert find_layers(ready).layers[0].bias is not None
 
 
@@ -413,7 +418,9 @@ def test_metadata_and_interface_survive(opset: int) -> None:
         assert getattr(proto, field) == getattr(model, field)
     assert list(proto.metadata_props) == list(model.metadata_props)
     for kind in ("input", "output"):
-        assert [value.name for value in getattr(proto.graph, kind)] == [value.name for value in getattr(model.graph, kind)]
+        assert [value.name for value in getattr(proto.graph, kind)] == [
+            value.name for value in getattr(model.graph, kind)
+        ]
 
 
 def test_remembered_batch_norms_of_a_net() -> None:
@@ -452,7 +459,9 @@ def as_double(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def test_double_precision_models_keep_their_type() -> None:
-    model = as_double(build("net (float[N,3] x) => (float[N,5] y) { m = MatMul (x, w) y = Add (m, b) }", w=normal(3, 5), b=normal(5)))
+    model = as_double(
+        build("net (float[N,3] x) => (float[N,5] y) { m = MatMul (x, w) y = Add (m, b) }", w=normal(3, 5), b=normal(5))
+    )
     ready = prepare(read_model(model), "the model")
     assert {tensor.data_type for tensor in ready.proto.graph.initializer} == {TensorProto.DOUBLE}
     assert find_layers(ready).float_nodes[0].reason == "its weight is double, not float32"

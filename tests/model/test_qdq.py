@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from models import BUILDERS, build, conv_net, feed_for, initializer, normal, op_types, run, session_of
 
+from models import BUILDERS, build, conv_net, feed_for, initializer, normal, op_types, run, session_of
 from onnxcalib import Precision, RangeMethod, Recipe, Result, quantize
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.qdq import write_qdq
@@ -333,7 +333,8 @@ def test_the_bias_of_an_almost_dead_channel_does_not_overflow(target: str) -> No
     weight[1] *= 1e-12
     weight[2] = 0
     model = build(
-        "net (float[N,3,6,6] x) => (float[N,4,4,4] y) { [one] c = Conv (x, w, b) [relu] r = Relu (c) [two] y = Conv (r, v) }",
+        "net (float[N,3,6,6] x) => (float[N,4,4,4] y) {"
+        " [one] c = Conv (x, w, b) [relu] r = Relu (c) [two] y = Conv (r, v) }",
         w=weight, b=np.array([0.5, 3.0, 40.0, -0.5], np.float32), v=np.eye(4, dtype=np.float32).reshape(4, 4, 1, 1),
     )  # fmt: skip
     feed = feed_for(model)

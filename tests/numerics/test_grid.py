@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from models import build, session_of
 
+from models import build, session_of
 from onnxcalib.numerics.grid import Grid, GridKind, dequantize, fake_quantize, make_grid, quantize, with_least_scale
 
 BITS = range(2, 9)
@@ -23,21 +23,26 @@ kinds = st.sampled_from(KINDS)
 def quantizer(signed: bool, axis: int | None) -> ort.InferenceSession:
     dtype, along = "int8" if signed else "uint8", "" if axis is None else f"<axis={axis}>"
     shape = "" if axis is None else "[C]"
-    return session_of(build(f"""
-    net (float[A,B,D] x, float{shape} scale, {dtype}{shape} zero, {dtype} low, {dtype} high) => ({dtype}[A,B,D] codes) {{
+    return session_of(
+        build(f"""
+    net (float[A,B,D] x, float{shape} scale, {dtype}{shape} zero, {dtype} low, {dtype} high)
+        => ({dtype}[A,B,D] codes) {{
         wide = QuantizeLinear {along} (x, scale, zero)
         codes = Clip (wide, low, high)
-    }}"""))
+    }}""")
+    )
 
 
 @cache
 def dequantizer(signed: bool, axis: int | None) -> ort.InferenceSession:
     dtype, along = "int8" if signed else "uint8", "" if axis is None else f"<axis={axis}>"
     shape = "" if axis is None else "[C]"
-    return session_of(build(f"""
+    return session_of(
+        build(f"""
     net ({dtype}[A,B,D] codes, float{shape} scale, {dtype}{shape} zero) => (float[A,B,D] x) {{
         x = DequantizeLinear {along} (codes, scale, zero)
-    }}"""))
+    }}""")
+    )
 
 
 def reference_codes(values: np.ndarray, grid: Grid) -> np.ndarray:

@@ -1,0 +1,43 @@
+"""onnxcalib allocate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxcalib.cli.options import FILE, console, with_runtime
+from onnxcalib.cli.recipes import MIXED, recipe_from, with_options
+from onnxcalib.model.io import replacing
+from onnxcalib.recipe import Pipeline
+from onnxcalib.report.tables import allocation_line, allocation_table
+from onnxcalib.stages.mixed import METHODS, solve
+from onnxcalib.stages.sensitivity_table import load
+
+
+@click.command()
+@click.argument("table", type=FILE)
+@with_options(MIXED)
+@click.option("--edge-bits", type=int, help="Bits of the first and the last layer.")
+@click.option("--method", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to solve.")
+@click.option("-o", "--output", type=FILE, help="Write the assignment as JSON.")
+@with_runtime
+def allocate(table: Path, method: str, output: Path | None, **options: Any) -> None:
+    """Assign bits from a saved sensitivity TABLE.
+
+    \b
+    onnxcalib allocate table.csv --compression 0.18
+    onnxcalib allocate table.csv --max-loss 0.05 --pin '*fc*=w8a8'
+    """
+    loaded = load(table)
+    bits = tuple(sorted({choice for row in loaded.layers for choice in row.losses}))
+    recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=bits)
+    found = solve(loaded, recipe, method)
+    if output is not None:
+        with replacing(output) as temporary:
+            temporary.write_text(json.dumps({name: str(bits) for name, bits in found.choices.items()}, indent=1))
+    screen = console()
+    screen.print(allocation_table(found))
+    screen.print(allocation_line(loaded, found))

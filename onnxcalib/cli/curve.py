@@ -1,0 +1,52 @@
+"""onnxcalib curve."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
+from onnxcalib.cli.recipes import QUANTIZER, recipe_from, with_options
+from onnxcalib.model.io import replacing
+from onnxcalib.pipeline import compression_curve
+from onnxcalib.recipe import Pipeline
+from onnxcalib.report.plots import plot_curve
+from onnxcalib.report.tables import curve_table
+
+
+@click.command()
+@click.argument("model", type=FILE)
+@click.option("-c", "--calibration", required=True, type=FILE, help="npz, folder of arrays, images or .pb test sets.")
+@click.option("-o", "--output", required=True, type=FILE, help="The curve as CSV.")
+@click.option("--plot", type=FILE, help="The curve as .png or .svg.")
+@click.option("--points", type=click.IntRange(2, 200), default=10, show_default=True, help="How many sizes.")
+@click.option("--measure", is_flag=True, help="Measure every assembled model, not only estimate it.")
+@with_options(QUANTIZER)
+@image_options
+@with_runtime
+def curve(
+    model: Path, calibration: Path, output: Path, plot: Path | None, points: int, measure: bool, **options: Any
+) -> None:
+    """Draw the compression-loss curve of MODEL, with both greedy baselines.
+
+    \b
+    onnxcalib curve model.onnx -c calibration.npz --bits w4a4,w8a8 -o curve.csv --plot curve.png
+    """
+    # The curve itself is the sweep; any compression that all assignments keep will do.
+    recipe = recipe_from(options, pipeline=Pipeline.LIGHT, compression=2.0)
+    with progress_bar() as progress:
+        found = compression_curve(
+            model, calibration, recipe, points, measure, preprocess=preprocess_from(options), progress=progress
+        )
+    with replacing(output) as temporary, temporary.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["ratio", "method", "size", "estimated_loss", "measured_loss"])
+        rows.writerows(
+            [point.ratio, point.method, point.size, point.estimated_loss, point.measured_loss] for point in found
+        )
+    if plot is not None:
+        plot_curve(found, recipe.loss or "distillation", plot)
+    console().print(curve_table(found))

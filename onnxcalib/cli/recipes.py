@@ -1,0 +1,72 @@
+"""The options that make a recipe, shared by the commands that need one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from onnxcalib.cli.options import FILE
+from onnxcalib.numerics.loss import LossKind
+from onnxcalib.recipe import (
+    BatchNormReference,
+    Pipeline,
+    RangeMethod,
+    Recipe,
+    parse_bits,
+    parse_choice,
+    read_options,
+)
+from onnxcalib.targets import TARGETS
+
+Command = TypeVar("Command")
+
+QUANTIZER = (
+    click.option("--bits", help="8, w4a8, or a list to mix: w4a4,w8a8 (default 8)."),
+    click.option("--edge-bits", type=int, help="Bits of the first and the last layer."),
+    click.option("--target", help=f"{', '.join(TARGETS)} (default ort)."),
+    click.option("--ranges", help=f"{', '.join(RangeMethod)} (default auto)."),
+    click.option("--include", multiple=True, metavar="GLOB", help="Quantize only layers with such names."),
+    click.option("--exclude", multiple=True, metavar="GLOB", help="Leave layers with such names float."),
+    click.option("--seed", type=int, help="Seed of all random choices (default 0)."),
+    click.option("--loss", help=f"{', '.join(LossKind)} (default distillation)."),
+)
+MIXED = (
+    click.option("--compression", type=float, metavar="RATIO", help="The most bytes, relative to the float file."),
+    click.option("--max-loss", type=float, metavar="LOSS", help="The most loss, measured on the assembled model."),
+    click.option("--limit", "limits", multiple=True, metavar="COST=VALUE", help="Further limits, such as bops=0.05."),
+    click.option("--cost", "costs", multiple=True, metavar="NAME=CSV", help="Your own cost: layer,precision,cost."),
+    click.option("--minimise", metavar="COST", help="What to make small under --max-loss (default size)."),
+    click.option("--pin", "pins", multiple=True, metavar="GLOB=BITS", help="Fix layers, such as '*fc*=w8a8'."),
+)
+PIPELINE = (
+    click.option("--pipeline", help=f"{', '.join(Pipeline)} (default {Pipeline.PLAIN})."),
+    click.option("--bn-reference", help=f"{', '.join(BatchNormReference)} (default float): whose channel statistics."),
+    click.option("--recipe", type=FILE, help="TOML file with any of these options; options given here go on top."),
+)
+_ENUMS = ("pipeline", "ranges", "loss", "bn_reference")
+
+
+def with_options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], Command]:
+    """Adds groups of options to a command, in their order."""
+
+    def decorate(function: Command) -> Command:
+        for option in reversed([option for group in groups for option in group]):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def recipe_from(options: dict[str, Any], recipe: Path | None = None, **fixed: Any) -> Recipe:
+    """The recipe file's options, with those of the command line on top."""
+    given = {name: value for name, value in options.items() if name in _FIELDS and value not in (None, ())}
+    given |= {name: parse_choice(name, given[name]) for name in _ENUMS if name in given}
+    if "bits" in given:
+        given["bits"] = parse_bits(given["bits"])
+    return Recipe(**(read_options(recipe) if recipe else {}) | given | fixed)
+
+
+_FIELDS = set(Recipe.__dataclass_fields__)

@@ -1,0 +1,40 @@
+"""onnxcalib sensitivity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
+from onnxcalib.cli.recipes import QUANTIZER, recipe_from, with_options
+from onnxcalib.pipeline import sensitivity as measure
+from onnxcalib.recipe import Pipeline
+from onnxcalib.report.tables import sensitivity_table
+from onnxcalib.stages.sensitivity_table import save
+
+
+@click.command()
+@click.argument("model", type=FILE)
+@click.option("-c", "--calibration", required=True, type=FILE, help="npz, folder of arrays, images or .pb test sets.")
+@click.option("-o", "--output", required=True, type=FILE, help="The table to write: .csv or .json.")
+@with_options(QUANTIZER)
+@image_options
+@with_runtime
+def sensitivity(model: Path, calibration: Path, output: Path, **options: Any) -> None:
+    """Measure what each layer of MODEL loses at each precision.
+
+    \b
+    onnxcalib sensitivity model.onnx -c calibration.npz --bits w4a4,w8a8 -o table.csv
+    """
+    # The table itself needs no aim; any compression that all assignments keep will do.
+    recipe = recipe_from(options, pipeline=Pipeline.LIGHT, compression=2.0)
+    with progress_bar() as progress:
+        measured = measure(model, calibration, recipe, preprocess=preprocess_from(options), progress=progress)
+    save(measured.table, output)
+    screen = console()
+    screen.print(sensitivity_table(measured.table))
+    table, passes = measured.table, measured.float_passes
+    screen.print(f"{len(table.layers)} layers, {table.samples} samples, base loss {table.base_loss:.6g}")
+    screen.print(f"it took the time of {passes:.1f} float passes, {passes / max(measured.probes, 1):.2f} a probe")
