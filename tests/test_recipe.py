@@ -126,7 +126,8 @@ def test_an_unknown_key_lists_near_names(key: str, near: str, tmp_path: Path) ->
     [
         'edge_bits = "8"', "edge_bits = 8.0", "edge_bits = true", "seed = false", 'seed = "0"', "seed = [1]",
         "target = 3", 'include = "stem"', "exclude = [1]", 'exclude = ["stem", 2]', "pipeline = 1",
-        'pipeline = ["plain"]', "ranges = 4", "bits = true", "bits = 4.5", "bits = [4]", "bits = []", "[bits]\nweight = 4",
+        'pipeline = ["plain"]', "ranges = 4", "bits = true", "bits = 4.5", "bits = [4]", "bits = []",
+        "[bits]\nweight = 4",
     ],
 )  # fmt: skip
 def test_wrong_types_are_refused(line: str, tmp_path: Path) -> None:

@@ -8,27 +8,34 @@ import click
 
 import onnxcalib
 from onnxcalib.cli.options import FILE, console, progress_bar, with_runtime
-from onnxcalib.errors import ModelError
+from onnxcalib.errors import ModelError, OutputError
 from onnxcalib.pipeline import evaluate, quantize
-from onnxcalib.recipe import Precision, Recipe
+from onnxcalib.recipe import Pipeline, Precision, Recipe, parse_bits
 from onnxcalib.report.tables import evaluation_table
 
 MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz"
-BITS = ("w8a8", "w4a8")
+RECIPES = {
+    "w8a8_plain": Recipe(),
+    "w4a4_plain": Recipe(bits=(Precision(4, 4),), edge_bits=8),
+    "w4a4_light": Recipe(Pipeline.LIGHT, bits=(Precision(4, 4),), edge_bits=8),
+    "mixed_light": Recipe(Pipeline.LIGHT, bits=parse_bits("w4a4,w4a8,w8a8"), compression=0.18),
+}
 
 
 @click.command()
 @click.option("--out", type=FILE, default=Path("demo"), show_default=True, help="Folder for the quantized files.")
 @with_runtime
 def demo(out: Path) -> None:
-    """Quantize the small model in models/ and compare it with float."""
+    """Quantize the small model in models/ four ways and compare each with float."""
     folder = find_models()
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"output folder {out} cannot be made: {error.strerror}.", "Choose another.") from error
     written: list[str | Path] = [folder / MODEL]
     with progress_bar() as progress:
-        for bits in BITS:
-            path = out / f"fashion_{bits}.onnx"
-            recipe = Recipe(bits=(Precision.parse(bits),))
+        for name, recipe in RECIPES.items():
+            path = out / f"{name}.onnx"
             quantize(folder / MODEL, folder / CALIBRATION, recipe, output=path, progress=progress)
             written.append(path)
         rows = evaluate(written, folder / TEST, folder / MODEL, progress=progress)

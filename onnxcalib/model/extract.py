@@ -79,11 +79,14 @@ def _pull_in(index: GraphIndex, inside: set[str], tensor: str, varying: Collecti
     """Adds what makes the constants, and whole quantizers: half a QDQ pair would keep its reader from fusing."""
     todo = [node for node in index.graph.node if node.name in inside]
     while todo:
-        for name in GraphIndex.reads(todo.pop()):
+        reader = todo.pop()
+        for name in GraphIndex.reads(reader):
             maker = index.producers.get(name)
             if maker is None or maker.name in inside or name == tensor:
                 continue
-            if name not in varying or maker.op_type in QUANTIZER_OPS:
+            # A Clip of codes is part of a quantizer, one of values is not.
+            half = maker.op_type in QUANTIZER_OPS and (maker.op_type != "Clip" or reader.op_type == QUANTIZER_OPS[0])
+            if name not in varying or half:
                 inside.add(maker.name)
                 todo.append(maker)
 

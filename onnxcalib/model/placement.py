@@ -30,6 +30,7 @@ class QuantizedTensor:
     layers: tuple[str, ...]  # the layers that read it: they share its activation bits
     carried: bool  # non-layer readers take the quantized value too, at eight bits
     same_grid_as: str | None = None  # the tensor whose grid it keeps
+    is_output: bool = False  # a model output: nobody knows what clipping its outliers would cost
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,11 @@ def place(model: Model, layers: Sequence[Layer], target: Target) -> Places:
     return Places(
         {
             name: QuantizedTensor(
-                name, tuple(readers.get(name, ())), _is_carried(index, name, carried, wanted, layers), carried.get(name)
+                name,
+                tuple(readers.get(name, ())),
+                _is_carried(index, name, carried, wanted, layers),
+                carried.get(name),
+                name in index.outputs,
             )
             for name in chosen
         }

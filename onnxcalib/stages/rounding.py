@@ -69,7 +69,8 @@ def _activation_grid(
     """The grid of a tensor, or of the one whose grid it keeps."""
     stats = statistics.tensors[tensor.same_grid_as or tensor.name]
     kind = target.activation_kind(bits)
-    return make_grid(*ESTIMATORS[ranges.activations[bits]](stats, kind), kind)
+    method = RangeMethod.MINMAX if tensor.is_output else ranges.activations[bits]
+    return make_grid(*ESTIMATORS[method](stats, kind), kind)
 
 
 def _round_layer(

@@ -91,6 +91,7 @@ SMALL = {"both signs": gaussian(4, 1000), "relu": np.maximum(gaussian(4, 1000), 
     ("values", "bits"),
     [
         *((values, bits) for values in SMALL.values() for bits in (3, 4, 8)),
+        (with_loud_sample(), 3),
         (with_loud_sample(), 4),
         (with_loud_sample(), 8),
     ],

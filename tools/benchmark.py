@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Measures onnxcalib on real models and data: accuracy, size, speed and memory, the last two as ratios.
+
+    python tools/benchmark.py ZOO plain     # 8 bit and w4a8 files, beside onnxruntime's quantize_static in the same run
+    python tools/benchmark.py ZOO light     # batch-norm tuning and mixed precision, beside both greedy baselines
+    python tools/benchmark.py ZOO memory    # peak memory at 512 and at 2,048 calibration samples
+    python tools/benchmark.py ZOO sensitivity   # cost of the sensitivity table in float passes
+
+ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, cifar_resnet20_fused.onnx, imagenet_train512.npz,
+imagenet_val2000.npz (`jpeg` bytes, `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz (`x`, `y`). Needs pillow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import onnxcalib
+from onnxcalib import Pipeline, Recipe
+from onnxcalib.recipe import parse_bits
+
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+STD = np.array([0.229, 0.224, 0.225], np.float32)
+LIGHT = Pipeline.LIGHT
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its calibration and test data as npz files."""
+
+    name: str
+    model: Path
+    calibration: Path
+    test: Path
+
+
+def normalized(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Pixels as torchvision's models read them."""
+    return np.ascontiguousarray(((images.astype(np.float32) / 255 - MEAN) / STD).transpose(0, 3, 1, 2))
+
+
+def decoded(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Images and labels of a file of JPEG bytes."""
+    from PIL import Image
+
+    data = np.load(path)
+    stream, offsets = data["jpeg"].tobytes(), data["offsets"]
+    pairs = zip(offsets[:-1], offsets[1:], strict=True)
+    images = [np.asarray(Image.open(io.BytesIO(stream[start:end]))) for start, end in pairs]
+    return np.stack(images), data["y"]
+
+
+def prepare(zoo: Path, folder: Path) -> dict[str, Case]:
+    """Writes the preprocessed arrays once."""
+    if not (folder / "cifar_test.npz").exists():
+        images, _ = decoded(zoo / "imagenet_train512.npz")
+        np.savez(folder / "imagenet_calibration.npz", input=normalized(images))
+        images, labels = decoded(zoo / "imagenet_val2000.npz")
+        np.savez(folder / "imagenet_test.npz", input=normalized(images), labels=labels.astype(np.int64))
+        train, test = np.load(zoo / "cifar10_train2k.npz"), np.load(zoo / "cifar10_test10k.npz")
+        np.savez(folder / "cifar_calibration.npz", input=normalized(train["x"][:512]))
+        np.savez(folder / "cifar_test.npz", input=normalized(test["x"]), labels=test["y"].astype(np.int64))
+    models = {
+        "mobilenet_v2": ("mobilenet_v2_bn.onnx", "imagenet"),
+        "resnet20": ("cifar_resnet20_bn.onnx", "cifar"),
+        "resnet20_folded": ("cifar_resnet20_fused.onnx", "cifar"),
+    }
+    return {
+        name: Case(name, zoo / file, folder / f"{kind}_calibration.npz", folder / f"{kind}_test.npz")
+        for name, (file, kind) in models.items()
+    }
+
+
+def report(case: Case, rows: dict[str, Path]) -> None:
+    """Evaluates files in one run and prints a line each."""
+    found = onnxcalib.evaluate([case.model, *rows.values()], case.test, case.model)
+    for name, row in zip(("float", *rows), found, strict=True):
+        print(
+            f"{case.name:16} {name:38} n {row.samples:6} top-1 {row.top1:6.2f} agree {row.agreement:6.2f} "
+            f"distillation {row.distillation_loss:8.5f} bytes {row.bytes:9,} latency/float {row.latency_ratio:5.2f}",
+            flush=True,
+        )
+
+
+def quantized(case: Case, folder: Path, name: str, recipe: Recipe) -> Path:
+    """Quantizes, and says what the stages found."""
+    path = folder / f"{case.name}_{name.replace(' ', '_').replace(',', '_')}.onnx"
+    result = onnxcalib.quantize(case.model, case.calibration, recipe, output=path)
+    if result.assigned is not None:
+        assigned = result.assigned
+        print(f"{case.name:16} {name}: estimated {assigned.estimated_loss:.5f} measured {assigned.measured_loss:.5f}")
+    if result.tuned is not None:
+        print(f"{case.name:16} {name}: held-out loss {result.tuned.before:.5f} to {result.tuned.after:.5f}")
+    return path
+
+
+def static(case: Case, folder: Path) -> Path:
+    """The file that onnxruntime's own quantizer writes: min-max, per channel."""
+    from onnxruntime import quantization
+
+    images = np.load(case.calibration)["input"]
+    feeds = iter({"input": images[start : start + 1]} for start in range(len(images)))
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def get_next(self) -> dict[str, Any] | None:
+            return next(feeds, None)
+
+    path = folder / f"{case.name}_quantize_static.onnx"
+    quantization.quantize_static(str(case.model), str(path), Reader(), per_channel=True)
+    return path
+
+
+def plain(cases: dict[str, Case], folder: Path) -> None:
+    """The foundation's figures."""
+    for case in (cases["mobilenet_v2"], cases["resnet20"]):
+        rows = {"quantize_static min-max": static(case, folder)}
+        for bits in ("8", "w4a8"):
+            rows[f"plain {bits}"] = quantized(case, folder, f"plain {bits}", Recipe(bits=parse_bits(bits)))
+        report(case, rows)
+
+
+def light(cases: dict[str, Case], folder: Path) -> None:
+    """Batch-norm tuning at fixed precision, then mixed precision at one size by all three methods."""
+    fixed = {
+        "mobilenet_v2": ("8", "w4a8", "w4a4"),
+        "resnet20": ("8", "w4a8", "w3a4"),
+        "resnet20_folded": ("w4a8", "w3a4"),
+    }
+    for name, widths in fixed.items():
+        rows = {}
+        for bits in widths:
+            recipe = Recipe(bits=parse_bits(bits), edge_bits=8)
+            for pipeline in (Pipeline.PLAIN, LIGHT):
+                label = f"{pipeline} {bits} edges 8"
+                rows[label] = quantized(cases[name], folder, label, replace(recipe, pipeline=pipeline))
+        report(cases[name], rows)
+    for case in (cases["mobilenet_v2"], cases["resnet20"]):
+        for bits in ("w4a4,w8a8", "w4a8,w8a8"):
+            mixed(case, folder, bits, 0.18)
+
+
+def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
+    """One size, three methods, each with and without batch-norm tuning."""
+    from onnxcalib.job import start
+    from onnxcalib.pipeline import candidates_of, measure_sensitivity, tune_batch_norm
+    from onnxcalib.stages.mixed import METHODS, solve
+
+    recipe = Recipe(LIGHT, bits=parse_bits(bits), compression=compression)
+    job = start(case.model, case.calibration, recipe).jobs[0]
+    candidates = candidates_of(job)
+    table = measure_sensitivity(job, candidates).table
+    rows = {}
+    for method in METHODS:
+        plan = candidates.stitch(solve(table, recipe, method).choices)
+        for label, final in ((method, plan), (f"{method} + BN", tune_batch_norm(job, plan).plan)):
+            path = folder / f"{case.name}_{bits.replace(',', '_')}_{label.replace(' ', '')}.onnx"
+            onnxcalib.write_model(job.write(final), path)
+            rows[f"{bits} at {compression}: {label}"] = path
+    report(case, rows)
+
+
+def memory(cases: dict[str, Case], folder: Path) -> None:
+    """Peak memory of two processes that differ only in the number of samples."""
+    case = cases["mobilenet_v2"]
+    images = np.load(case.calibration)["input"]
+    np.savez(folder / "imagenet_2048.npz", input=np.concatenate([images] * 4))
+    peaks = {}
+    for samples, data in ((512, case.calibration), (2048, folder / "imagenet_2048.npz")):
+        command = [sys.executable, __file__, "--peak", str(case.model), str(data)]
+        peaks[samples] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    print(f"peak memory MB {peaks}, ratio {peaks[2048] / peaks[512]:.3f}")
+
+
+def peak(model: str, data: str) -> None:
+    """Prints this process's peak memory after a plain run."""
+    onnxcalib.quantize(model, data)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+
+def sensitivity(cases: dict[str, Case], _folder: Path) -> None:
+    """What the sensitivity table costs."""
+    from onnxcalib.pipeline import sensitivity as measure
+
+    for case in (cases["mobilenet_v2"], cases["resnet20"]):
+        found = measure(case.model, case.calibration, Recipe(LIGHT, parse_bits("w4a4,w8a8"), compression=1.0))
+        each = found.float_passes / found.probes
+        print(f"{case.name}: {found.probes} probes, {found.float_passes:.1f} float passes, {each:.3f} a probe")
+
+
+def main() -> None:
+    """Runs one part."""
+    if sys.argv[1:2] == ["--peak"]:
+        return peak(*sys.argv[2:4])
+    parts = {"plain": plain, "light": light, "memory": memory, "sensitivity": sensitivity}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("zoo", type=Path)
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / f"onnxcalib_benchmark_{os.getuid()}")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    return parts[given.part](prepare(given.zoo, given.work), given.work)
+
+
+if __name__ == "__main__":
+    main()
