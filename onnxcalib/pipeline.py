@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import onnx
 
 from onnxcalib.data import Preprocess, first, open_data, split
-from onnxcalib.errors import ModelError
+from onnxcalib.errors import DataError, ModelError
 from onnxcalib.job import Job, Start, list_layers, read_prepared, silent, start
 from onnxcalib.model.branches import with_branch
 from onnxcalib.model.io import check_writable, load, write_model
@@ -19,7 +20,6 @@ from onnxcalib.model.shapes import input_specs
 from onnxcalib.numerics.loss import LossKind
 from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import MAX_BITS, BatchNormReference, Pipeline, Precision, RangeMethod, Recipe
-from onnxcalib.stages import choose_ranges
 from onnxcalib.stages import sensitivity as sensitivity_stage
 from onnxcalib.stages.batchnorm import Tuned, Tuner
 from onnxcalib.stages.calibrate import Progress, Statistics, calibrate
@@ -34,6 +34,8 @@ from onnxcalib.targets import find_target
 
 DEFAULT = Recipe()
 HELD_OUT = 128
+RANGE_SAMPLES = 256
+RANGE_CANDIDATES = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTILE)
 
 
 @dataclass(frozen=True)
@@ -151,23 +153,25 @@ def menu_of(job: Job) -> Menu:
 
 
 def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
-    """Every layer at every precision of the menu, with the ranges that suit each activation width."""
+    """Every layer at every precision of the menu, with the ranges asked for or those that suit the model."""
 
-    def at(ranges: Ranges, some: Menu) -> Candidates:
-        return round_to_nearest(job.model, job.layers, job.places, statistics, some, job.target, ranges)
+    def at(method: RangeMethod, weights: RangeMethod) -> Candidates:
+        ranges = Ranges(dict.fromkeys(widths, method), weights)
+        return round_to_nearest(job.model, job.layers, job.places, statistics, menu, job.target, ranges)
 
-    def plan_at(bits: int, method: RangeMethod) -> QuantPlan:
-        # Eight-bit weights: at fewer, their error would drown what the activations' ranges do.
-        precisions = dict.fromkeys(menu, Precision(MAX_BITS, bits))
-        ranges = Ranges(dict.fromkeys((bits, MAX_BITS), method), RangeMethod.MSE)
-        return at(ranges, {name: (precision,) for name, precision in precisions.items()}).stitch(precisions)
+    def loss_of(method: RangeMethod) -> float:
+        plan = at(method, RangeMethod.MSE).stitch({name: choices[0] for name, choices in menu.items()})
+        return teacher.loss_of(job.write(plan))
 
-    widths = sorted({MAX_BITS} | {choice.activation for choices in menu.values() for choice in choices})
+    offered = {choice for choices in menu.values() for choice in choices}
+    widths = {MAX_BITS} | {choice.activation for choice in offered}
     if job.recipe.ranges is not RangeMethod.AUTO:
-        return at(Ranges(dict.fromkeys(widths, job.recipe.ranges), job.recipe.ranges), menu)
-    teacher = Teacher(job.model, first(job.data, choose_ranges.SAMPLES))
-    best = choose_ranges.best_ranges(widths, plan_at, lambda plan: teacher.loss_of(job.write(plan)))
-    return at(Ranges(best, RangeMethod.MSE), menu)
+        return at(job.recipe.ranges, job.recipe.ranges)
+    if offered != {Precision(MAX_BITS, MAX_BITS)}:
+        # Narrower weights move the activations beyond what suits the float ones: only mse leaves them room.
+        return at(RangeMethod.MSE, RangeMethod.MSE)
+    teacher = Teacher(job.model, first(job.data, RANGE_SAMPLES))
+    return at(min(RANGE_CANDIDATES, key=loss_of), RangeMethod.MSE)
 
 
 def measure_sensitivity(job: Job, candidates: Candidates) -> sensitivity_stage.Measured:
@@ -240,7 +244,9 @@ def tune_batch_norm(job: Job, plan: QuantPlan) -> Tuned:
     """Batch-norm tuning on most of the samples, judged on the others."""
     data, held_out = job.data, job.data
     if len(job.data) >= 8:
-        data, held_out = split(job.data, min(HELD_OUT, len(job.data) // 4))
+        # Samples that come in one piece, as a model with a fixed batch takes them, cannot be parted.
+        with contextlib.suppress(DataError):
+            data, held_out = split(job.data, min(HELD_OUT, len(job.data) // 4))
     teacher = Teacher(job.model, held_out, _loss_kind(job.recipe))
     reference = job.recipe.bn_reference or BatchNormReference.FLOAT
     return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)

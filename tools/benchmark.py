@@ -7,13 +7,15 @@
     python tools/benchmark.py ZOO sensitivity   # cost of the sensitivity table in float passes
 
 ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, cifar_resnet20_fused.onnx, imagenet_train512.npz,
-imagenet_val2000.npz (`jpeg` bytes, `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz (`x`, `y`). Needs pillow.
+imagenet_val2000.npz (`jpeg` bytes, `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz (`x`, `y`).
+Needs pillow.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import os
 import resource
@@ -56,8 +58,7 @@ def decoded(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
     data = np.load(path)
     stream, offsets = data["jpeg"].tobytes(), data["offsets"]
-    pairs = zip(offsets[:-1], offsets[1:], strict=True)
-    images = [np.asarray(Image.open(io.BytesIO(stream[start:end]))) for start, end in pairs]
+    images = [np.asarray(Image.open(io.BytesIO(stream[start:end]))) for start, end in itertools.pairwise(offsets)]
     return np.stack(images), data["y"]
 
 

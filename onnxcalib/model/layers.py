@@ -166,7 +166,7 @@ def _layer(model: Model, index: GraphIndex, shapes: dict[str, tuple[int | None, 
         bias = next(name for name in bias_node.input if name in index.initializers)
         result = bias_node.output[0]
     follower = index.only_reader(result)
-    activation = follower if follower is not None and follower.op_type in ACTIVATION_OPS else None
+    activation = follower if follower is not None and _is_activation(index, follower, result) else None
     transposed = node.op_type == "Gemm" and bool(values.get("transB", 0))
     size = math.prod(weight.dims) + (math.prod(index.initializers[bias].dims) if bias else 0)
     return Layer(
@@ -180,6 +180,16 @@ def _layer(model: Model, index: GraphIndex, shapes: dict[str, tuple[int | None, 
         groups=values.get("group", 1), transposed=transposed, parameters=size,
         macs=_macs(node, tuple(weight.dims), shapes),
     )  # fmt: skip
+
+
+def _is_activation(index: GraphIndex, node: onnx.NodeProto, tensor: str) -> bool:
+    """An activation of the tensor alone; bounds and slopes are constants."""
+    others = [name for name in node.input[1:] if name]
+    return (
+        node.op_type in ACTIVATION_OPS
+        and node.input[0] == tensor
+        and all(name in index.initializers for name in others)
+    )
 
 
 def _bias_add(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:

@@ -116,7 +116,7 @@ class _Writer:
         node.inputs[1] = self._weight(layer, params)
         if params.bias is None:
             return
-        if layer.bias is None:  # tuning gave the layer a bias
+        if layer.bias is None and len(node.inputs) < 3:  # tuning gave the layer a bias
             node.inputs.append(gs.Variable.empty())
         if layer.bias_node is not None:
             add = self.nodes[layer.bias_node]

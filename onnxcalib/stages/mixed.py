@@ -85,6 +85,8 @@ def limits_of(table: SensitivityTable, recipe: Recipe) -> list[Limit]:
     """The limits in the table's units: built-in costs are asked for relative to float, a user's own as they are."""
     limits = []
     if recipe.compression is not None:
+        if "size" not in table.float_costs:
+            raise RecipeError("--compression needs the float size, which the table lacks.", "Measure the table again.")
         limits.append(Limit("size", recipe.compression * table.float_costs["size"]))
     for text in recipe.limits:
         name, value = parse_pair("limit", text)

@@ -26,7 +26,8 @@ from onnxcalib.recipe import Precision
 from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.rounding import Menu
 from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
-from onnxcalib.targets import Storage, Target
+from onnxcalib.stages.teacher import check_loss
+from onnxcalib.targets import Placement, Storage, Target
 
 SAMPLES = 256
 
@@ -55,6 +56,7 @@ class Problem:
 
 def measure(problem: Problem, data: Dataset, loss: LossKind, progress: Progress) -> Measured:
     """Streams over the data: the base model once a batch, then for each choice one layer and what comes after it."""
+    check_loss(loss, find_heads(problem.model.proto), problem.model, data)
     probes = _Probes(problem, loss)
     batch = fitting_batch(probes.base, data)
     spent, float_time, done = 0.0, 0.0, 0
@@ -99,8 +101,9 @@ class _Probes:
     def __init__(self, problem: Problem, loss: LossKind) -> None:
         self.problem, self.loss = problem, loss
         self.heads = find_heads(problem.model.proto)
-        # Plain storage: unpacking planes would only cost time at each session's start.
-        plain = replace(problem.target, storage=Storage.INT8)
+        # Plain storage: unpacking planes would only cost time at each session's start. No fused placement: a Relu that
+        # the writer leaves out, as a narrow grid repeats it, would take a tensor away that the probes start from.
+        plain = replace(problem.target, storage=Storage.INT8, placement=Placement.LAYER_INPUTS)
         plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
         proto = typed(write_qdq(problem.model, problem.layers, plan, plain))
         self.probes = [_Probe(problem, layer, proto, self._new_loss) for layer in problem.layers]
@@ -147,7 +150,10 @@ class _Probes:
 def _layer_at(problem: Problem, alone: Model, layer: Layer, choice: Precision) -> onnx.ModelProto:
     candidates = problem.candidates
     params = {layer.name: candidates.layers[layer.name][choice]}
-    carried = {layer.input: candidates.carried[layer.input]} if layer.input in candidates.carried else {}
+    # A quantizer after the layer belongs to what comes after it, unless it makes a model output.
+    whole = {value.name for value in problem.model.proto.graph.output}
+    own = {layer.input, layer.output, layer.summed} - {layer.activated} | ({layer.activated} & whole)
+    carried = {name: grid for name, grid in candidates.carried.items() if name in own}
     grid = candidates.inputs[layer.input].get(choice.activation)
     inputs = {layer.input: grid} if grid is not None else {}
     plan = QuantPlan(candidates.target, candidates.ranges, {layer.name: choice}, params, carried, inputs)

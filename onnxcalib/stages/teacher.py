@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
 
 from onnxcalib.data import Dataset
@@ -14,17 +16,22 @@ from onnxcalib.numerics.loss import Head, LossKind, ModelLoss
 BATCH = 32
 
 
+def check_loss(kind: LossKind, heads: Mapping[str, Head], model: Model, data: Dataset) -> None:
+    """Cross-entropy needs labels, and a distribution over them."""
+    if kind is LossKind.CROSS_ENTROPY:
+        if data.labels is None:
+            raise RecipeError("--loss cross-entropy needs labels.", f"Add an array 'labels' to {data.source}.")
+        if all(head is Head.VALUES for head in heads.values()):
+            raise RecipeError(f"--loss cross-entropy needs a classifier, and {model.source} is none.", "Use mse.")
+
+
 class Teacher:
     """The float outputs on some data, kept for many comparisons."""
 
     def __init__(self, model: Model, data: Dataset, kind: LossKind = LossKind.DISTILLATION) -> None:
         self.data, self.kind = data, kind
         self.heads = find_heads(model.proto)
-        if kind is LossKind.CROSS_ENTROPY:
-            if data.labels is None:
-                raise RecipeError("--loss cross-entropy needs labels.", f"Add an array 'labels' to {data.source}.")
-            if all(head is Head.VALUES for head in self.heads.values()):
-                raise RecipeError(f"--loss cross-entropy needs a classifier, and {model.source} is none.", "Use mse.")
+        check_loss(kind, self.heads, model, data)
         session = Session(model.proto, model.source)
         self._truth: list[Tensors] = [self._heads_of(session.run(feed)) for feed in data.batches(BATCH)]
 
