@@ -16,9 +16,8 @@ from models import Arrays, build, conv_net, feed_for, normal, run, transformer_b
 from onnxcalib import DataError, ModelError, Precision, RangeMethod, Recipe, Result, evaluate, quantize
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.qdq import write_qdq
-from onnxcalib.pipeline import read_prepared
+from onnxcalib.pipeline import RANGE_CANDIDATES, read_prepared
 from onnxcalib.plan import QuantPlan
-from onnxcalib.stages import choose_ranges
 from onnxcalib.targets import find_target
 
 MINMAX = Recipe(ranges=RangeMethod.MINMAX)
@@ -179,11 +178,10 @@ def test_models_with_other_inputs_are_not_compared(tmp_path: Path) -> None:
         evaluate([tmp_path / "one.onnx", tmp_path / "two.onnx"], feed_for(conv_net()))
 
 
-@pytest.mark.parametrize("bits", ["w8a8", "w4a8"])
-def test_auto_takes_the_activation_ranges_with_the_least_loss(bits: str) -> None:
+def test_auto_takes_the_activation_ranges_with_the_least_loss() -> None:
     model, data, target = conv_net(), feed_for(conv_net(), 48), find_target("ort")
     data["x"][0, 0, 0, 0] = 60.0  # an outlier, so that the estimators differ
-    plans = {method: quantize(model, data, Recipe(ranges=method)).plan for method in choose_ranges.CANDIDATES}
+    plans = {method: quantize(model, data, Recipe(ranges=method)).plan for method in RANGE_CANDIDATES}
     prepared, truth = read_prepared(model, target), run(model, data)["y"]
 
     def loss(plan: QuantPlan) -> float:
@@ -194,9 +192,18 @@ def test_auto_takes_the_activation_ranges_with_the_least_loss(bits: str) -> None
     losses = {method: loss(plan) for method, plan in plans.items()}
     assert len(set(losses.values())) == len(losses)
     best = plans[min(losses, key=losses.__getitem__)]
-    found = quantize(model, data, Recipe(bits=(Precision.parse(bits),))).plan
+    found = quantize(model, data, Recipe()).plan
     for tensor in (*best.carried, *best.inputs):
         assert found.layer_input(tensor).scale == best.layer_input(tensor).scale
+
+
+def test_auto_is_mse_below_eight_bits() -> None:
+    model, data = conv_net(), feed_for(conv_net(), 48)
+    narrow = Recipe(bits=(Precision(4, 8),))
+    found = quantize(model, data, narrow).plan
+    wanted = quantize(model, data, dataclasses.replace(narrow, ranges=RangeMethod.MSE)).plan
+    assert found.ranges == "mse"
+    assert all(found.layers[name].codes.tobytes() == wanted.layers[name].codes.tobytes() for name in wanted.layers)
 
 
 def test_a_model_without_layers_says_what_it_has() -> None:

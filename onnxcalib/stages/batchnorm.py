@@ -184,7 +184,7 @@ def refuse_layer(
         return replace(params, bias=tuned)
     # A scale that shrank below what the int32 bias needs is held there, and the shift follows it.
     least = least_scale(layer, target, tuned, activation, per_channel=True)
-    factor = np.maximum(factor, least / params.grid.scale)
-    tuned = (factor * bias + wanted.mean - factor * found.mean).astype(np.float32)
+    factor = np.maximum(factor, least.astype(np.float32) / params.grid.scale)
+    tuned = (factor * bias + (wanted.mean - factor * found.mean)).astype(np.float32)
     scales = (params.grid.scale * factor).astype(np.float32)
     return replace(params, grid=replace(params.grid, scale=scales), bias=tuned)

@@ -86,7 +86,7 @@ net (float[N,4] x) => (float[N,6] y) {
 )
 def test_an_activation_with_a_computed_bound_is_no_part_of_a_layer(text: str, constants: Arrays) -> None:
     model = build(text, opset=16, **constants)
-    data = {"x": normal(5, 4)} | ({"top": np.float32(0.3)} if "top" in text else {})
+    data = {"x": normal(5, 4)} | ({"top": np.array(0.3, np.float32)} if "top" in text else {})
     for ready, layer in layers_of(model):
         assert layer.activation is None
         tensors = captured(ready.proto, data, [layer.input, layer.activated])

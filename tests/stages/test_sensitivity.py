@@ -342,9 +342,7 @@ def test_groups_share_a_tensor() -> None:
 
 def test_the_edges_may_also_take_the_edge_bits() -> None:
     model = conv_net()
-    recipe = Recipe(
-        Pipeline.LIGHT, parse_bits("w4a4,w6a6"), edge_bits=8, ranges=RangeMethod.MINMAX, compression=2.0
-    )
+    recipe = Recipe(Pipeline.LIGHT, parse_bits("w4a4,w6a6"), edge_bits=8, ranges=RangeMethod.MINMAX, compression=2.0)
     job = start(model, feed_for(model, 16), recipe).jobs[0]
     found = measured(job)[1]
     menus = [sorted(map(str, row.losses)) for row in found.table.layers]
