@@ -31,12 +31,13 @@ from onnxcalib.job import Job, read_prepared, silent, start
 from onnxcalib.model.extract import with_outputs
 from onnxcalib.model.layers import Layer, find_layers
 from onnxcalib.model.normalize import mean_name, variance_name, wanted_names, with_statistics
-from onnxcalib.numerics.grid import Grid, GridKind, dequantize, make_grid, quantize
+from onnxcalib.numerics.grid import Grid, GridKind, dequantize, make_grid, quantize, with_least_scale
 from onnxcalib.pipeline import candidates_of, tune_batch_norm
 from onnxcalib.pipeline import quantize as quantize_model
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.recipe import BatchNormReference, Pipeline, Precision, RangeMethod, Recipe, parse_bits
 from onnxcalib.stages.batchnorm import LIMITS, ROUNDS, ChannelStatistics, Tuner, refuse, refuse_layer
+from onnxcalib.stages.rounding import least_scale
 from onnxcalib.stages.teacher import Teacher
 from onnxcalib.targets import find_target
 
@@ -182,14 +183,23 @@ def test_the_output_gets_the_wanted_statistics(
     np.testing.assert_array_equal(tuned.grid.zero_point, params.grid.zero_point)
 
 
+def held(params: LayerParams, layer: Layer, target: str) -> LayerParams:
+    """With steps no finer than the int32 bias allows, as rounding makes them."""
+    assert params.bias is not None
+    least = least_scale(layer, find_target(target), params.bias, ACTIVATION, per_channel=True)
+    return replace(params, grid=with_least_scale(params.grid, least))
+
+
 @settings(max_examples=60)
-@given(st.integers(0, 10**6), st.sampled_from(["ort", "paper"]), means, spreads)
-def test_equal_statistics_change_no_bit(seed: int, target: str, mean: np.ndarray, spread: np.ndarray) -> None:
+@given(st.integers(0, 10**6), st.sampled_from(["ort", "paper"]), st.sampled_from([1.0, 1e-13]), means, spreads)
+def test_equal_statistics_change_no_bit(
+    seed: int, target: str, size: float, mean: np.ndarray, spread: np.ndarray
+) -> None:
     rng = np.random.default_rng(seed)
-    weight = rng.standard_normal((CHANNELS, INPUTS)).astype(np.float32)
+    weight = (size * rng.standard_normal((CHANNELS, INPUTS))).astype(np.float32)
     bias = (rng.standard_normal(CHANNELS) * 10.0 ** rng.integers(-12, 3, CHANNELS)).astype(np.float32)
-    params, same = rounded(weight, bias, 4, target), stats(mean, spread**2)
     layer = gemm_layer(CHANNELS, INPUTS)
+    params, same = held(rounded(weight, bias, 4, target), layer, target), stats(mean, spread**2)
     tuned = refuse_layer(params, layer, find_target(target), ACTIVATION, same, same, scale=True)
     assert tuned.grid.scale.dtype == np.float32
     assert tuned.grid.scale.tobytes() == params.grid.scale.tobytes()
@@ -220,6 +230,19 @@ def test_a_broken_channel_keeps_a_sound_grid(case: str, target: str) -> None:
     assert (tuned.grid.scale > 0).all()
     assert tuned.bias is not None
     assert np.isfinite(tuned.bias).all()
+
+
+def test_a_step_does_not_shrink_below_what_the_bias_needs() -> None:
+    """Channels of nearly zero weights: their mean is their bias, and a factor of a quarter would overflow it."""
+    layer, bias = gemm_layer(CHANNELS, INPUTS), np.array([5, -300, 1e-3, 40], np.float32)
+    params = held(rounded(1e-13 * normal(CHANNELS, INPUTS), bias, 8, "ort"), layer, "ort")
+    wanted, found = stats(1.5 * bias, np.zeros(CHANNELS)), stats(bias, np.ones(CHANNELS))
+    tuned = refuse_layer(params, layer, find_target("ort"), ACTIVATION, wanted, found, scale=True)
+    assert tuned.bias is not None
+    np.testing.assert_allclose(tuned.bias, 1.5 * bias, rtol=1e-6)
+    codes = np.abs(tuned.bias.astype(np.float64)) / (tuned.grid.scale.astype(np.float64) * float(ACTIVATION.scale))
+    assert (codes <= 2.0**30 * (1 + 1e-6)).all()
+    assert (codes >= 2.0**29).all()  # no coarser than needed
 
 
 def test_without_scaling_only_the_bias_moves() -> None:
@@ -384,14 +407,11 @@ def test_the_written_model_has_the_statistics_of_the_float_model(builder: Callab
     measured = run(with_statistics(job.write(tuned), layers), feed_for(model, SAMPLES))
     for layer in layers:
         spread = np.sqrt(wanted[layer.name].variance)
-        # An input on the edge between two codes may fall to either side, and ConvTranspose's float bias is rounded by
-        # newer runtimes.
+        # Only float32 rounding is left, unless it moves an input from one code to the next.
         off = np.abs(measured[mean_name(layer)] - wanted[layer.name].mean)
-        assert (off <= 0.02 * spread.max() + 1e-4).all(), layer.name
+        assert (off <= 1e-3 * spread.max()).all(), layer.name
         if layer.per_channel:
-            ratio = np.sqrt(measured[variance_name(layer)]) / np.maximum(spread, 1e-6)
-            kept = np.abs(np.log(wanted[layer.name].variance / found[layer.name].variance)) < 2 * np.log(LIMITS[1])
-            np.testing.assert_allclose(ratio[kept & (spread > 1e-3)], 1, rtol=0.02)
+            np.testing.assert_allclose(np.sqrt(measured[variance_name(layer)]), spread, rtol=1e-3)
 
 
 def test_negative_gamma_is_restored_by_its_size() -> None:
@@ -447,7 +467,7 @@ def test_kept_and_folded_batch_norms_end_alike(reference: BatchNormReference) ->
         losses.append((tuned.before, tuned.after))
     assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-6)
     # Folded, gamma and beta are lost: the float model's own statistics take their place.
-    near = 1e-6 if reference is BatchNormReference.FLOAT else 0.5
+    near = 1e-6 if reference is BatchNormReference.FLOAT else 0.2
     assert losses[0][1] == pytest.approx(losses[1][1], rel=near)
 
 

@@ -1,0 +1,293 @@
+"""The light pipeline as a person runs it: quantize, sensitivity, allocate, curve."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxcalib
+from models import conv_net, feed_for, run
+from onnxcalib.cli.main import main
+from onnxcalib.stages.sensitivity_table import load
+
+COMMAND = [sys.executable, "-m", "onnxcalib.cli.main"]
+MODELS = Path(onnxcalib.__file__).parents[1] / "models"
+MIX = ("--pipeline", "light", "--bits", "w4a4,w8a8", "--ranges", "minmax")
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    words = [*COMMAND, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def flat(text: str) -> str:
+    """A title is as wide as its table: what is printed may be folded anywhere."""
+    return " ".join(text.split())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and its data, and a table measured by the command."""
+    where = tmp_path_factory.mktemp("light")
+    model = conv_net()
+    onnx.save(model, where / "model.onnx")
+    np.savez(where / "data.npz", **feed_for(model, 32))
+    return where
+
+
+@pytest.fixture(scope="module")
+def table(folder: Path) -> Path:
+    options = ("--bits", "w4a4,w4a8,w8a8", "--ranges", "minmax", "-o", folder / "table.csv")
+    done = call("sensitivity", folder / "model.onnx", "-c", folder / "data.npz", *options)
+    assert done.returncode == 0, done.stderr
+    for word in ("Increase of the distillation loss", "w4a4", "project", "5 layers, 32 samples", "float passes"):
+        assert word in flat(done.stdout)
+    assert done.stderr == ""
+    return folder / "table.csv"
+
+
+def test_one_precision_on_the_demo_model(tmp_path: Path) -> None:
+    images = np.load(MODELS / "fashion_calibration.npz")["image"][:48]
+    np.savez(tmp_path / "few.npz", image=images[:32])
+    small = tmp_path / "small.onnx"
+    done = call(
+        "quantize", MODELS / "fashion_mobilenet.onnx", "-c", tmp_path / "few.npz", "-o", small,
+        "--pipeline", "light", "--bits", "w4a8", "--edge-bits", "8", "--ranges", "mse",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "30 layers quantized (28 at w4a8, 2 at w8a8), ranges mse, target ort" in done.stderr
+    assert "batch-norm tuning: held-out loss" in done.stderr
+    assert "kept after" in done.stderr
+    assert "integer program" not in done.stderr
+    truth, guess = (run(path, {"image": images[32:]})["logits"] for path in (MODELS / "fashion_mobilenet.onnx", small))
+    assert (truth.argmax(axis=1) == guess.argmax(axis=1)).mean() >= 0.75
+    assert small.stat().st_size < 0.3 * (MODELS / "fashion_mobilenet.onnx").stat().st_size
+
+
+def test_mixed_precision_twice(folder: Path, tmp_path: Path) -> None:
+    for name in ("one.onnx", "two.onnx"):
+        done = call(
+            "quantize", folder / "model.onnx", "-c", folder / "data.npz", "-o", tmp_path / name, *MIX,
+            "--compression", "0.5", "--pin", "fc=w8a8",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == ""
+        assert "integer program: optimal, gap 0; loss estimated" in done.stderr
+        assert "measured" in done.stderr
+        assert "batch-norm tuning: held-out loss" in done.stderr
+        assert "at w4a4" in done.stderr
+        assert "at w8a8" in done.stderr
+    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
+    onnx.checker.check_model(str(tmp_path / "one.onnx"))
+    assert {path.name for path in tmp_path.iterdir()} == {"one.onnx", "two.onnx"}
+
+
+def test_both_kinds_of_table_hold_the_same(folder: Path, table: Path, tmp_path: Path) -> None:
+    options = ("--bits", "w4a4,w4a8,w8a8", "--ranges", "minmax", "-o", tmp_path / "table.json")
+    done = call("sensitivity", folder / "model.onnx", "-c", folder / "data.npz", *options)
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "table.json") == load(table)
+    layers = json.loads((tmp_path / "table.json").read_text())["layers"]
+    assert [row["layer"] for row in layers] == ["stem", "depth", "project", "head", "fc"]
+    assert set(layers[0]["losses"]) == {"w4a4", "w4a8", "w8a8"}
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """The command in this process, which starts sooner: its exit code and what it printed."""
+    before = sys.argv
+    sys.argv = ["onnxcalib", *map(str, arguments)]
+    try:
+        main()
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    finally:
+        sys.argv = before
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_allocate_prints_the_assignment(table: Path, tmp_path: Path) -> None:
+    path = tmp_path / "chosen.json"
+    done = call("allocate", table, "--compression", "0.46", "--pin", "f?=w8a8", "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert "Assignment by integer program" in flat(done.stdout)
+    assert "optimal, gap 0" in done.stdout
+    assert "of float)" in done.stdout
+    chosen = json.loads(path.read_text())
+    assert list(chosen) == ["stem", "depth", "project", "head", "fc"]
+    assert chosen["fc"] == "w8a8"
+    assert "w8a8" in done.stdout
+    loaded = load(table)
+    sizes = {row.layer: {str(it): cost for it, cost in row.costs["size"].items()} for row in loaded.layers}
+    total = loaded.fixed["size"] + sum(sizes[name][bits] for name, bits in chosen.items())
+    assert total <= 0.46 * loaded.float_costs["size"]
+
+
+def test_an_infeasible_request_names_the_least_value(table: Path) -> None:
+    done = call("allocate", table, "--compression", "0.1")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "the least reachable is" in done.stderr
+    ratio = done.stderr.partition("compression ")[2].partition(")")[0]
+    loaded = load(table)
+    least = loaded.fixed["size"] + sum(min(row.costs["size"].values()) for row in loaded.layers)
+    assert float(ratio) == pytest.approx(least / loaded.float_costs["size"], abs=1e-3)
+    # What the sentence says can be typed back.
+    assert call("allocate", table, "--compression", ratio).returncode == 0
+
+
+def test_a_limit_of_bops(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said_by(capsys, "allocate", table, "--limit", "bops=0.04")
+    assert code == 0
+    share = float(out.partition("bops ")[2].partition("(")[2].partition(" of float")[0])
+    assert 0 < share <= 0.04
+
+
+@pytest.mark.parametrize("method", ["greedy-accuracy", "greedy-compression"])
+def test_a_greedy_rule(method: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said_by(capsys, "allocate", table, "--compression", "0.46", "--method", method)
+    assert code == 0
+    assert f"Assignment by {method}" in flat(out)
+    assert "not proven optimal" in out
+    code, _, err = said_by(capsys, "allocate", table, "--max-loss", "1", "--method", method)
+    assert code == 2
+    assert f"--method {method} takes one limit and no --max-loss" in err
+
+
+def test_a_loss_budget_and_a_cost_of_ones_own(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = tmp_path / "energy.csv"
+    rows = [(row.layer, it, it.weight * it.activation) for row in load(table).layers for it in row.losses]
+    costs.write_text("layer,precision,cost\n" + "".join(f"{name},{it},{cost}\n" for name, it, cost in rows))
+    options = ("--max-loss", "100", "--minimise", "energy", "--cost", f"energy={costs}")
+    code, out, _ = said_by(capsys, "allocate", table, *options)
+    assert code == 0
+    assert "energy 80" in out  # five layers of 4 x 4
+    code, _, err = said_by(capsys, "allocate", table, "--limit", "energy=79", "--cost", f"energy={costs}")
+    assert code == 2
+    assert "the least reachable is 80" in err
+
+
+def test_curve(folder: Path, tmp_path: Path) -> None:
+    plot, path = tmp_path / "curve.png", tmp_path / "curve.csv"
+    done = call(
+        "curve", folder / "model.onnx", "-c", folder / "data.npz", "-o", path, "--plot", plot, "--points", "3",
+        "--bits", "w4a4,w8a8", "--ranges", "minmax", "--measure",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["ratio", "method", "size", "estimated_loss", "measured_loss"]
+    exact = {row["ratio"]: float(row["estimated_loss"]) for row in rows if row["method"] == "integer program"}
+    assert len(exact) == 3
+    assert {row["method"] for row in rows} == {"integer program", "greedy-accuracy", "greedy-compression"}
+    for row in rows:
+        assert float(row["estimated_loss"]) >= exact[row["ratio"]] - 1e-12
+        assert float(row["size"]) <= float(row["ratio"]) * (1 + 1e-9)
+        assert float(row["measured_loss"]) > 0
+    assert plot.read_bytes().startswith(PNG)
+    assert plot.stat().st_size > 5000
+    assert "greedy-accuracy" in done.stdout
+    assert {file.name for file in tmp_path.iterdir()} == {"curve.png", "curve.csv"}
+
+
+BAD_QUANTIZE = {
+    "compression with plain": (["--compression", "0.2"], "--compression has no effect in the plain pipeline"),
+    "loss with plain": (["--loss", "mse"], "--loss has no effect in the plain pipeline"),
+    "reference with plain": (["--bn-reference", "float"], "--bn-reference has no effect in the plain pipeline"),
+    "compression at one precision": (
+        ["--pipeline", "light", "--compression", "0.2"], "--compression has no effect at one precision",
+    ),
+    "pin at one precision": (["--pipeline", "light", "--pin", "fc=8"], "--pin has no effect at one precision"),
+    "no aim": ([*MIX], "a list of bits needs to know what to aim for"),
+    "minimise alone": (
+        [*MIX, "--compression", "0.5", "--minimise", "bops"], "--minimise has no effect without --max-loss",
+    ),
+    "negative": ([*MIX, "--compression", "-1"], "--compression -1.0 is not a positive number"),
+    "no base": (
+        ["--pipeline", "light", "--bits", "w4a8,w8a4", "--compression", "0.5"], "has no precision that is highest in",
+    ),
+    "unknown loss": ([*MIX, "--compression", "0.5", "--loss", "kl"], "'kl' is not a choice for --loss"),
+    "unknown reference": (
+        [*MIX, "--compression", "0.5", "--bn-reference", "x"], "'x' is not a choice for --bn-reference",
+    ),
+    "labels": ([*MIX, "--compression", "0.5", "--loss", "cross-entropy"], "--loss cross-entropy needs labels"),
+    "infeasible": ([*MIX, "--compression", "0.1"], "the least reachable is"),
+    "unknown limit": ([*MIX, "--limit", "bobs=0.5"], "names no cost. Near names: bops"),
+    "unknown pin": ([*MIX, "--compression", "0.5", "--pin", "stm=8"], "--pin 'stm' matches no layer. Near names: stem"),
+    "loss too low": ([*MIX, "--max-loss", "1e-9"], "with every layer at w8a8 the loss is already"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_QUANTIZE)
+def test_a_request_without_sense_is_one_sentence(
+    case: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, sentence = BAD_QUANTIZE[case]
+    files = ("-c", folder / "data.npz", "-o", tmp_path / "small.onnx")
+    code, out, err = said_by(capsys, "quantize", folder / "model.onnx", *files, *options)
+    assert code == 2
+    assert out == ""
+    assert sentence in err
+    assert err.startswith("Error: ")
+    assert len(err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "a list of bits needs to know what to aim for"),
+        (["--compression", "0.5", "--minimise", "bops"], "--minimise has no effect without --max-loss"),
+        (["--compression", "0.5", "--pin", "fcc=8"], "--pin 'fcc' matches no layer. Near names: fc"),
+        (["--compression", "0.5", "--pin", "fc=w3a3"], "is pinned to w3a3, which is not among its choices"),
+        (["--limit", "size"], "--limit 'size' is not of the form NAME=VALUE"),
+        (["--compression", "0.5", "--cost", "energy=none.csv"], "none.csv: the file cannot be read"),
+        (["--compression", "0.5", "--edge-bits", "6"], "is pinned to w6a6, which is not among its choices"),
+    ],
+)
+def test_an_assignment_without_sense_is_one_sentence(
+    options: list[str], sentence: str, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = said_by(capsys, "allocate", table, *options)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_damaged_table_is_one_sentence(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = table.read_text().splitlines(keepends=True)
+    for name, text in {
+        "cut.csv": "".join(lines[:-1])[:-9],
+        "text.csv": "hello\n",
+        "bare.csv": "".join(line for line in lines if not line.startswith("# float")),
+    }.items():
+        (tmp_path / name).write_text(text)
+        code, _, err = said_by(capsys, "allocate", tmp_path / name, "--compression", "0.5")
+        assert code == 2, name
+        assert err.startswith("Error: ")
+        assert len(err.strip().splitlines()) == 1
+    assert said_by(capsys, "allocate", tmp_path / "none.csv", "--compression", "0.5")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["sensitivity", "curve"])
+def test_measuring_needs_a_list_of_bits(
+    command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ("-c", folder / "data.npz", "-o", tmp_path / "out.csv")
+    code, _, err = said_by(capsys, command, folder / "model.onnx", *files)
+    assert code == 2
+    assert "Give --bits a list such as w4a4,w8a8" in err
+    assert list(tmp_path.iterdir()) == []
