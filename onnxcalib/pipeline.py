@@ -89,7 +89,11 @@ def _run(job: Job) -> Outcome:
         return _plain(job)
     if job.branch is not None and len(job.recipe.bits) > 1:
         # Bits are assigned within one graph; branches of an If get the highest on offer.
-        return _light(replace(job, recipe=Recipe(Pipeline.LIGHT, (job.recipe.base,), ranges=job.recipe.ranges)))
+        asked = job.recipe
+        fixed = Recipe(
+            Pipeline.LIGHT, (asked.base,), ranges=asked.ranges, loss=asked.loss, bn_reference=asked.bn_reference
+        )
+        return _light(replace(job, recipe=fixed))
     return _light(job)
 
 

@@ -233,7 +233,8 @@ def parse_choice(option: str, value: str) -> enum.StrEnum:
 
 def parse_pair(option: str, text: str) -> tuple[str, str]:
     """Reads NAME=VALUE."""
-    name, equals, value = text.rpartition("=")
+    # A pattern may hold an equals sign, and so may a path.
+    name, equals, value = text.partition("=") if option == "cost" else text.rpartition("=")
     if not equals or not name or not value:
         raise RecipeError(f"--{option} '{text}' is not of the form NAME=VALUE.", "Mend it.")
     return name, value

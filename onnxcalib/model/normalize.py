@@ -25,9 +25,14 @@ def variance_name(layer: Layer) -> str:
     return f"{layer.name}:variance"
 
 
-def wanted_names(layer: Layer) -> tuple[str, str]:
-    """The inputs with the means and variances that a layer's channels should have."""
-    return f"{layer.name}:wanted_mean", f"{layer.name}:wanted_variance"
+def bound_names(layer: Layer) -> tuple[str, str]:
+    """The outputs with the values beyond which a channel's outliers are cut before they are averaged."""
+    return f"{layer.name}:low", f"{layer.name}:high"
+
+
+def wanted_name(output: str) -> str:
+    """The input that takes what the float model's output of that name gave."""
+    return f"{output}:wanted"
 
 
 def with_statistics(
@@ -52,26 +57,44 @@ class _Builder:
         self.constants = Constants(graph)
         self.nodes = {node.name: node for node in graph.nodes}
 
-    def add(self, layer: Layer, limits: tuple[float, float] | None) -> tuple[gs.Variable, gs.Variable]:
-        """Measures after the layer's bias; returns the mean and the variance."""
+    def add(self, layer: Layer, limits: tuple[float, float] | None) -> list[gs.Variable]:
+        """Measures after the layer's bias; returns the mean and the variance, and the bounds where it sets them."""
         tensor = self.nodes[layer.bias_node or layer.name].outputs[0]
         readers = list(tensor.outputs)
+        # Clipped outliers would shift a channel's mean, and the correction would move everything else.
+        bounds = self._bounds(layer, tensor) if limits is None else [self._wanted(layer, n) for n in bound_names(layer)]
+        kept = self._node("Min", [self._node("Max", [tensor, bounds[0]]), bounds[1]])
+        mean, variance = self._moments(layer, kept)
+        measured = [self._flat(mean, mean_name(layer)), self._flat(variance, variance_name(layer))]
+        if limits is None:
+            return [*measured, *(self._flat(*pair) for pair in zip(bounds, bound_names(layer), strict=True))]
+        normalized = self._normalized(layer, self._node("Sub", [tensor, mean]), variance, limits)
+        for node in readers:
+            node.inputs = [normalized if value is tensor else value for value in node.inputs]
+        return measured
+
+    def _moments(self, layer: Layer, tensor: gs.Variable) -> tuple[gs.Variable, gs.Variable]:
         mean = self._reduced(layer, tensor, "mean")
         centred = self._node("Sub", [tensor, mean])
-        variance = self._reduced(layer, self._node("Mul", [centred, centred]), "variance")
-        if limits is not None:
-            normalized = self._normalized(layer, centred, variance, limits)
-            for node in readers:
-                node.inputs = [normalized if value is tensor else value for value in node.inputs]
-        return self._flat(mean, mean_name(layer)), self._flat(variance, variance_name(layer))
+        return mean, self._reduced(layer, self._node("Mul", [centred, centred]), "variance")
+
+    def _bounds(self, layer: Layer, tensor: gs.Variable) -> list[gs.Variable]:
+        mean, variance = self._moments(layer, tensor)
+        reach = self._node(
+            "Mul", [self._node("Sqrt", [variance]), self.constants.add("reach", np.array(REACH, np.float32))]
+        )
+        return [self._node("Sub", [mean, reach]), self._node("Add", [mean, reach])]
+
+    def _wanted(self, layer: Layer, output: str) -> gs.Variable:
+        value = gs.Variable(wanted_name(output), np.float32, [layer.channels])
+        self.graph.inputs.append(value)
+        shape = [1, -1, *[1] * self._places(layer)] if self._places(layer) else [-1]
+        return self._node("Reshape", [value, self._ints("shape", shape)])
 
     def _normalized(
         self, layer: Layer, centred: gs.Variable, variance: gs.Variable, limits: tuple[float, float]
     ) -> gs.Variable:
-        shape = [1, -1, *[1] * self._places(layer)] if self._places(layer) else [-1]
-        wanted = [gs.Variable(name, np.float32, [layer.channels]) for name in wanted_names(layer)]
-        self.graph.inputs.extend(wanted)
-        mean, spread = (self._node("Reshape", [value, self._ints("shape", shape)]) for value in wanted)
+        mean, spread = self._wanted(layer, mean_name(layer)), self._wanted(layer, variance_name(layer))
         tiny = self.constants.add("tiny", np.array(TINY_VARIANCE, np.float32))
         ratio = self._node("Div", [self._node("Add", [spread, tiny]), self._node("Add", [variance, tiny])])
         bounds = [self.constants.add("limit", np.array(value, np.float32)) for value in limits]
@@ -111,3 +134,5 @@ class _Builder:
 
 # Below this a channel is constant for all that float32 can tell.
 TINY_VARIANCE = 1e-10
+# Values further from the mean than this many deviations are outliers.
+REACH = 2.0

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from onnxcalib.data import Dataset
 from onnxcalib.engine.inference import Session, Tensors, samples_in
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.normalize import TINY_VARIANCE, mean_name, variance_name, wanted_names, with_statistics
+from onnxcalib.model.normalize import TINY_VARIANCE, bound_names, mean_name, variance_name, wanted_name, with_statistics
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.numerics.grid import Grid
@@ -117,8 +117,8 @@ def _tunable(layer: Layer) -> bool:
 
 
 def _as_inputs(layers: Sequence[Layer], wanted: Tensors) -> Tensors:
-    means = {wanted_names(layer)[0]: wanted[mean_name(layer)] for layer in layers}
-    return means | {wanted_names(layer)[1]: wanted[variance_name(layer)] for layer in layers}
+    names = [name for layer in layers for name in (mean_name(layer), variance_name(layer), *bound_names(layer))]
+    return {wanted_name(name): wanted[name] for name in names}
 
 
 class _Sums:

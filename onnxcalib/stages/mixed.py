@@ -62,10 +62,21 @@ def assign(table: SensitivityTable, recipe: Recipe, measure: Callable[[Mapping[s
         # Losses add up to more than their sum: shrink the budget by as much as it was overrun, and a little more.
         overrun = (measured - table.base_loss) / max(recipe.max_loss - table.base_loss, 1e-12)
         budget = min(allocation.estimated_loss, budget) / max(1.1 * overrun, 1.25)
+        if budget == 0.0:  # estimates of nothing at all cannot shrink: only the base precision is left
+            return _at_base(table, recipe, measure, tries)
     raise RecipeError(
         f"--max-loss {recipe.max_loss:.6g} could not be kept in {TRIES} tries; the last lost {measured:.6g}.",
         "Allow more loss, or offer more bits.",
     )
+
+
+def _at_base(
+    table: SensitivityTable, recipe: Recipe, measure: Callable[[Mapping[str, Precision]], float], tries: int
+) -> Assigned:
+    pins = pins_of(table, recipe)
+    at_base = {row.layer: table.base for row in table.layers if row.layer not in pins}
+    allocation = minimise_loss(table, limits_of(table, recipe), {**at_base, **pins})
+    return Assigned(allocation, table.base_loss + allocation.estimated_loss, measure(allocation.choices), tries + 1)
 
 
 def solve(table: SensitivityTable, recipe: Recipe, method: str) -> Allocation:

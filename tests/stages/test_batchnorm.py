@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
@@ -192,6 +192,8 @@ def held(params: LayerParams, layer: Layer, target: str) -> LayerParams:
 
 @settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from(["ort", "paper"]), st.sampled_from([1.0, 1e-13]), means, spreads)
+@example(3, "ort", 1e-13, np.full(CHANNELS, 49.0), np.ones(CHANNELS))
+@example(4, "ort", 1e-13, np.full(CHANNELS, -31.0), np.ones(CHANNELS))
 def test_equal_statistics_change_no_bit(
     seed: int, target: str, size: float, mean: np.ndarray, spread: np.ndarray
 ) -> None:
