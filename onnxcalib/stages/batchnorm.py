@@ -28,6 +28,7 @@ BATCH = 32
 ROUNDS = 6
 # A channel whose spread is off by more is broken, not shrunk: no factor repairs it, and a huge one spoils the grid.
 LIMITS = (0.25, 4.0)
+FAR = np.float32(1e30)  # a bound that nothing reaches
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,9 @@ class Tuner:
             if layer.batch_norm is not None:
                 wanted[mean_name(layer)] = layer.batch_norm.beta
                 wanted[variance_name(layer)] = layer.batch_norm.gamma**2
+                # They were learned with all outliers in.
+                low, high = bound_names(layer)
+                wanted[low], wanted[high] = -FAR * np.ones_like(wanted[low]), FAR * np.ones_like(wanted[high])
         return wanted
 
 

@@ -63,9 +63,13 @@ def assign(table: SensitivityTable, recipe: Recipe, measure: Callable[[Mapping[s
         overrun = (measured - table.base_loss) / max(recipe.max_loss - table.base_loss, 1e-12)
         budget = min(allocation.estimated_loss, budget) / max(1.1 * overrun, 1.25)
         if budget == 0.0:  # estimates of nothing at all cannot shrink: only the base precision is left
-            return _at_base(table, recipe, measure, tries)
+            last = _at_base(table, recipe, measure, tries)
+            measured = last.measured_loss
+            if measured <= recipe.max_loss:
+                return last
+            break
     raise RecipeError(
-        f"--max-loss {recipe.max_loss:.6g} could not be kept in {TRIES} tries; the last lost {measured:.6g}.",
+        f"--max-loss {recipe.max_loss:.6g} could not be kept in {tries} tries; the last lost {measured:.6g}.",
         "Allow more loss, or offer more bits.",
     )
 
