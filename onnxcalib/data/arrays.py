@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 import re
 import shutil
 import struct
@@ -43,6 +44,13 @@ def map_npy(path: Path, where: str, offset: int = 0, size: int | None = None) ->
     if needed == 0:  # nothing cannot be mapped
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
+
+
+def give_back(array: Array) -> None:
+    """Give mapped pages back: until then they count as this process's memory, sample after sample."""
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class Npz:

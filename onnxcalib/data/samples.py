@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from onnxcalib.data.arrays import give_back
 from onnxcalib.data.check import check_axes, check_dtype, check_finite, check_labels
 from onnxcalib.data.spec import LABELS, Array, Feed, InputSpec, Labels, show
 from onnxcalib.errors import DataError
@@ -39,7 +40,9 @@ class ArrayRows:
 
     def read(self, start: int, stop: int) -> Array:
         """A copy, so that nobody can write into the data."""
-        return np.array(self._array[start:stop], order="C")
+        copy = np.array(self._array[start:stop], order="C")
+        give_back(self._array)
+        return copy
 
     def where(self, index: int) -> str:
         """The array and the sample."""

@@ -152,3 +152,18 @@ def test_a_plain_npz_is_never_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", None)
     data = open_data(tmp_path / "d.npz", [X])
     assert np.array_equal(next(data.batches(4))["x"], numbers(4, 3))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+def test_mapped_samples_do_not_stay_resident(tmp_path: Path) -> None:
+    path = tmp_path / "large.npz"
+    np.savez(path, x=np.zeros((64, 1024, 256), np.float32))  # 64 MB
+    data = open_data(path, [InputSpec("x", np.dtype(np.float32), (None, 1024, 256))])
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))
+
+    before = resident()
+    for _ in data.batches(4):
+        assert resident() - before < 16 * 1024  # kB
