@@ -35,6 +35,7 @@ from onnxcalib.targets import find_target
 DEFAULT = Recipe()
 HELD_OUT = 128
 RANGE_SAMPLES = 256
+RANGE_MARGIN = 0.9
 RANGE_CANDIDATES = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTILE)
 
 
@@ -164,18 +165,18 @@ def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
         return round_to_nearest(job.model, job.layers, job.places, statistics, menu, job.target, ranges)
 
     def loss_of(method: RangeMethod) -> float:
-        plan = at(method, RangeMethod.MSE).stitch({name: choices[0] for name, choices in menu.items()})
-        return teacher.loss_of(job.write(plan))
+        return teacher.loss_of(job.write(at(method, RangeMethod.MSE).stitch(lowest)))
 
-    offered = {choice for choices in menu.values() for choice in choices}
-    widths = {MAX_BITS} | {choice.activation for choice in offered}
+    widths = {MAX_BITS} | {choice.activation for choices in menu.values() for choice in choices}
     if job.recipe.ranges is not RangeMethod.AUTO:
         return at(job.recipe.ranges, job.recipe.ranges)
-    if offered != {Precision(MAX_BITS, MAX_BITS)}:
-        # Narrower weights move the activations beyond what suits the float ones: only mse leaves them room.
-        return at(RangeMethod.MSE, RangeMethod.MSE)
+    lowest = {name: choices[0] if len(choices) == 1 else min(job.recipe.bits) for name, choices in menu.items()}
     teacher = Teacher(job.model, first(job.data, RANGE_SAMPLES))
-    return at(min(RANGE_CANDIDATES, key=loss_of), RangeMethod.MSE)
+    losses = {method: loss_of(method) for method in RANGE_CANDIDATES}
+    best = min(losses, key=losses.__getitem__)
+    # Ranges that clip more are fragile once tuning moves the activations: they must be clearly better.
+    clearly = losses[best] < RANGE_MARGIN * losses[RangeMethod.MSE]
+    return at(best if clearly else RangeMethod.MSE, RangeMethod.MSE)
 
 
 def measure_sensitivity(job: Job, candidates: Candidates) -> sensitivity_stage.Measured:

@@ -197,13 +197,12 @@ def test_auto_takes_the_activation_ranges_with_the_least_loss() -> None:
         assert found.layer_input(tensor).scale == best.layer_input(tensor).scale
 
 
-def test_auto_is_mse_below_eight_bits() -> None:
+def test_auto_stays_with_mse_where_nothing_is_clearly_better() -> None:
     model, data = conv_net(), feed_for(conv_net(), 48)
-    narrow = Recipe(bits=(Precision(4, 8),))
-    found = quantize(model, data, narrow).plan
-    wanted = quantize(model, data, dataclasses.replace(narrow, ranges=RangeMethod.MSE)).plan
-    assert found.ranges == "mse"
-    assert all(found.layers[name].codes.tobytes() == wanted.layers[name].codes.tobytes() for name in wanted.layers)
+    losses = iter((1.0, 0.95, 0.91))  # of mse, averaged and percentile
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onnxcalib.stages.teacher.Teacher.loss_of", lambda *_: next(losses))
+        assert quantize(model, data, Recipe(bits=(Precision(4, 8),))).plan.ranges == "mse"
 
 
 def test_a_model_without_layers_says_what_it_has() -> None:
