@@ -30,7 +30,7 @@ QUANTIZER = (
     click.option("--ranges", help=f"{', '.join(RangeMethod)} (default auto)."),
     click.option("--include", multiple=True, metavar="GLOB", help="Quantize only layers with such names."),
     click.option("--exclude", multiple=True, metavar="GLOB", help="Leave layers with such names float."),
-    click.option("--seed", type=int, help="Seed of all random choices (default 0)."),
+    click.option("--seed", type=int, help="Kept in the recipe; plain and light make no random choice (default 0)."),
     click.option("--loss", help=f"{', '.join(LossKind)} (default distillation)."),
 )
 MIXED = (
