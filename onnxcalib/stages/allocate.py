@@ -32,6 +32,7 @@ ROUNDING = 1e-12
 OPTIONS = {
     "output_flag": False,
     "threads": 1,
+    "time_limit": 120.0,  # seconds; rare instances would otherwise go on for ever
     "random_seed": 1,
     "mip_rel_gap": 0.0,
     "mip_abs_gap": 0.0,
@@ -270,6 +271,9 @@ def _run(space: Space, aim: Measure, bounds: Sequence[Bound]) -> _Solution | Non
     status = highs.getModelStatus()
     if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
         return None
+    if status == highspy.HighsModelStatus.kTimeLimit:
+        hint = "Offer fewer precisions, or give fewer limits."
+        raise OnnxcalibError(f"the integer program was not solved within {OPTIONS['time_limit']:.0f} s.", hint)
     if status != highspy.HighsModelStatus.kOptimal:
         raise OnnxcalibError(f"the integer program ended with {highs.modelStatusToString(status)!r}.")
     values = highs.getSolution().col_value
