@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,6 +240,7 @@ def test_progress_counts_up_to_its_total() -> None:
 
 
 def peak_of(work: Callable[[], Result]) -> int:
+    gc.collect()
     tracemalloc.start()
     try:
         work()
@@ -272,8 +274,10 @@ def test_memory_does_not_grow_with_the_samples(kind: str, tmp_path: Path) -> Non
             return quantize(model, generated(samples), MINMAX)
         return quantize(model, tmp_path / f"{samples}.npz", MINMAX)
 
-    for samples in (64, 256):
+    for samples in (64, 512):
         np.savez(tmp_path / f"{samples}.npz", x=np.concatenate([feed["x"] for feed in generated(samples)]))
     work(64)  # caches and imports
-    few, many = (peak_of(lambda count=count: work(count)) for count in (64, 256))
-    assert many <= 1.1 * few + 2**18
+    few, many = (peak_of(lambda count=count: work(count)) for count in (64, 512))
+    added = (512 - 64) * 3 * 32 * 32 * 4
+    # Whether a garbage collection falls before or after the peak is worth a megabyte; the samples are worth five.
+    assert many - few <= added / 2
