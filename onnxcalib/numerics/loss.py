@@ -21,19 +21,22 @@ class Head(enum.Enum):
     VALUES = "values"
 
 
-def log_probabilities(output: Array, head: Head) -> FloatArray:
-    """Natural logarithms of the distribution over the last axis."""
+def log_probabilities(output: Array, head: Head, temperature: float = 1.0) -> FloatArray:
+    """Natural logarithms of the distribution over the last axis, softened by the temperature."""
     values = output.astype(np.float64)
     if head is Head.PROBABILITIES:
-        return np.log(np.clip(values, 1e-12, None))
+        values = np.log(np.clip(values, 1e-12, None))
+        if temperature == 1.0:
+            return values
+    values = values / temperature
     shifted = values - values.max(axis=-1, keepdims=True)
     result: FloatArray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
 
 
-def divergence(reference: Array, output: Array, head: Head) -> FloatArray:
+def divergence(reference: Array, output: Array, head: Head, temperature: float = 1.0) -> FloatArray:
     """Kullback-Leibler divergence from the reference, for each distribution."""
-    truth, guess = log_probabilities(reference, head), log_probabilities(output, head)
+    truth, guess = (log_probabilities(values, head, temperature) for values in (reference, output))
     result: FloatArray = (np.exp(truth) * (truth - guess)).sum(axis=-1)
     return result
 
@@ -53,11 +56,13 @@ class ModelLoss:
     squared error for every output; cross-entropy needs labels and looks at the first distribution alone.
     """
 
-    def __init__(self, heads: Mapping[str, Head], kind: LossKind = LossKind.DISTILLATION) -> None:
+    def __init__(
+        self, heads: Mapping[str, Head], kind: LossKind = LossKind.DISTILLATION, temperature: float = 1.0
+    ) -> None:
         if kind is LossKind.CROSS_ENTROPY:
             heads = dict([next((name, head) for name, head in heads.items() if head is not Head.VALUES)])
         self.heads = dict.fromkeys(heads, Head.VALUES) if kind is LossKind.MSE else heads
-        self.kind = kind
+        self.kind, self.temperature = kind, temperature
         self._sums = dict.fromkeys(heads, 0.0)
         self._counts = dict.fromkeys(heads, 0.0)
 
@@ -73,7 +78,7 @@ class ModelLoss:
                 self._sums[name] += float(((truth - outputs[name]) ** 2).sum())
                 self._counts[name] += float((truth**2).sum())
             else:
-                each = divergence(reference[name], outputs[name], head)
+                each = divergence(reference[name], outputs[name], head, self.temperature)
                 self._sums[name] += float(each.sum())
                 self._counts[name] += each.size
 

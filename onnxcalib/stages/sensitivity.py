@@ -30,6 +30,8 @@ from onnxcalib.stages.teacher import check_loss
 from onnxcalib.targets import Placement, Storage, Target
 
 SAMPLES = 256
+# Of a confident model, few samples carry nearly all of the divergence: softened, every sample has a say.
+TEMPERATURE = 4.0
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,17 @@ def measure(problem: Problem, data: Dataset, loss: LossKind, progress: Progress)
 class _Probe:
     """One layer: its sessions at every choice, and the one for what comes after it."""
 
-    def __init__(self, problem: Problem, layer: Layer, base: onnx.ModelProto, loss: Callable[[], ModelLoss]) -> None:
+    def __init__(
+        self, problem: Problem, layer: Layer, base: onnx.ModelProto, loss: Callable[[float], ModelLoss]
+    ) -> None:
         self.layer = layer
         alone = layer_model(problem.model, layer)
         self.choices = [choice for choice in problem.menu[layer.name] if choice != problem.base]
         self.sessions = {choice: Session(_layer_at(problem, alone, layer, choice)) for choice in self.choices}
         rest, self.fed = after(base, layer.activated) if self.choices else (None, ())
         self.rest = Session(rest) if rest is not None else None
-        self.losses = {choice: loss() for choice in self.choices}
+        self.losses = {choice: loss(1.0) for choice in self.choices}
+        self.softened = {choice: loss(TEMPERATURE) for choice in self.choices}
 
     def update(self, tensors: Tensors, outputs: Tensors, truth: Tensors, labels: Array | None) -> None:
         for choice, session in self.sessions.items():
@@ -94,7 +99,8 @@ class _Probe:
             if self.rest is not None:
                 made |= self.rest.run({**made, **{name: tensors[name] for name in self.fed}})
             # Outputs that do not depend on the layer are those of the base model.
-            self.losses[choice].update(truth, outputs | made, labels)
+            for losses in (self.losses, self.softened):
+                losses[choice].update(truth, outputs | made, labels)
 
 
 class _Probes:
@@ -113,38 +119,46 @@ class _Probes:
         self.shown = [name for name in dict.fromkeys(reads) if name not in inputs and name not in outputs]
         self.base = Session(with_outputs(proto, [*outputs, *self.shown]))
         self.teacher = Session(problem.model.proto)
-        self.base_loss = self._new_loss()
+        self.base_loss, self.base_softened = self._new_loss(1.0), self._new_loss(TEMPERATURE)
         self.elements: dict[str, float] = {}
 
-    def _new_loss(self) -> ModelLoss:
-        return ModelLoss(self.heads, self.loss)
+    def _new_loss(self, temperature: float) -> ModelLoss:
+        return ModelLoss(self.heads, self.loss, temperature)
 
     def update(self, feed: Tensors, truth: Tensors, labels: Array | None, samples: int) -> None:
         outputs = self.base.run(feed)
         tensors = {**feed, **outputs}
         self.base_loss.update(truth, outputs, labels)
+        self.base_softened.update(truth, outputs, labels)
         self.elements |= {probe.layer.input: tensors[probe.layer.input].size / samples for probe in self.probes}
         for probe in self.probes:
             probe.update(tensors, outputs, truth, labels)
 
     def table(self, samples: int) -> SensitivityTable:
-        problem, base_loss = self.problem, self.base_loss.value
+        problem, increases = self.problem, self._increases()
         costs = costs_of(problem, self.elements)
         rows = tuple(
             LayerChoices(
                 probe.layer.name,
                 probe.layer.input,
-                {
-                    choice: 0.0 if choice == problem.base else probe.losses[choice].value - base_loss
-                    for choice in problem.menu[probe.layer.name]
-                },
+                {choice: increases.get((probe.layer.name, choice), 0.0) for choice in problem.menu[probe.layer.name]},
                 {name: cost.layers[probe.layer.name] for name, cost in costs.items()},
             )
             for probe in self.probes
         )
         fixed = {name: cost.fixed for name, cost in costs.items()}
         whole = {name: cost.whole_float for name, cost in costs.items()}
-        return SensitivityTable(problem.base, self.loss.value, base_loss, samples, fixed, whole, rows)
+        return SensitivityTable(problem.base, self.loss.value, self.base_loss.value, samples, fixed, whole, rows)
+
+    def _increases(self) -> dict[tuple[str, Precision], float]:
+        """The increases of the softened loss, scaled to add up to those of the loss itself."""
+        probed = [(probe, choice) for probe in self.probes for choice in probe.choices]
+        hard = [probe.losses[choice].value - self.base_loss.value for probe, choice in probed]
+        soft = [probe.softened[choice].value - self.base_softened.value for probe, choice in probed]
+        if not (sum(hard) > 0 and sum(soft) > 0):
+            soft = hard
+        scale = sum(hard) / sum(soft) if sum(hard) > 0 else 1.0
+        return {(probe.layer.name, choice): scale * value for (probe, choice), value in zip(probed, soft, strict=True)}
 
 
 def _layer_at(problem: Problem, alone: Model, layer: Layer, choice: Precision) -> onnx.ModelProto:

@@ -22,7 +22,7 @@ from onnxcalib.pipeline import candidates_of, measure_sensitivity
 from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bits
 from onnxcalib.stages import sensitivity
-from onnxcalib.stages.sensitivity import Measured
+from onnxcalib.stages.sensitivity import TEMPERATURE, Measured
 from onnxcalib.stages.sensitivity_table import SensitivityTable
 from onnxcalib.targets import Storage
 
@@ -117,12 +117,19 @@ def relative_error(truth: np.ndarray, output: np.ndarray) -> float:
     return float(((truth.astype(np.float64) - output) ** 2).sum() / (truth.astype(np.float64) ** 2).sum())
 
 
-def loss_by_hand(truth: Arrays, outputs: Arrays, logits: tuple[str, ...]) -> float:
+def loss_by_hand(truth: Arrays, outputs: Arrays, logits: tuple[str, ...], temperature: float = 1.0) -> float:
     """Divergence for logits and relative squared error for the rest, summed."""
     return sum(
-        divergence(truth[name], outputs[name]) if name in logits else relative_error(truth[name], outputs[name])
+        divergence(truth[name] / temperature, outputs[name] / temperature)
+        if name in logits
+        else relative_error(truth[name], outputs[name])
         for name in truth
     )
+
+
+def scaled_to(hard: dict, soft: dict) -> dict:
+    """The softened increases on the scale of the loss itself."""
+    return {key: value * sum(hard.values()) / sum(soft.values()) for key, value in soft.items()}
 
 
 # A probe runs the layer and what follows as models of their own. Where the whole model fuses the layer into one integer
@@ -154,12 +161,19 @@ def test_a_probe_is_a_model_with_one_layer_changed(builder, logits: tuple[str, .
     assert table.base_loss > 0
     assert (table.base, table.samples, table.loss) == (job.recipe.base, SAMPLES, "distillation")
     assert found.probes == len(job.layers) * (len(job.recipe.bits) - 1)
+    plain = run(job.write(at_base(job, candidates)), data)
+    hard, soft = {}, {}
     for layer, row in zip(job.layers, table.layers, strict=True):
         assert (row.layer, row.tensor) == (layer.name, layer.input)
         assert row.losses[table.base] == 0.0
         for choice in set(job.recipe.bits) - {table.base}:
-            whole = loss_by_hand(truth, run(changed_alone(job, candidates, layer, choice), data), logits)
-            assert row.losses[choice] == pytest.approx(whole - base, rel=CLOSE[target], abs=1e-7), (row.layer, choice)
+            outputs = run(changed_alone(job, candidates, layer, choice), data)
+            for increases, temperature in ((hard, 1.0), (soft, TEMPERATURE)):
+                one, other = (loss_by_hand(truth, made, logits, temperature) for made in (outputs, plain))
+                increases[row.layer, choice] = one - other
+    for (name, choice), expected in scaled_to(hard, soft).items():
+        row = next(row for row in table.layers if row.layer == name)
+        assert row.losses[choice] == pytest.approx(expected, rel=2 * CLOSE[target], abs=2e-7), (name, choice)
 
 
 def test_an_unshared_tensor_may_as_well_be_stitched() -> None:
@@ -169,9 +183,15 @@ def test_an_unshared_tensor_may_as_well_be_stitched() -> None:
     candidates, found = measured(job)
     truth, low = run(model, data)["y"], Precision(3, 4)
     base = {layer.name: job.recipe.base for layer in job.layers}
+    plain = run(job.write(candidates.stitch(base)), data)["y"]
+    hard, soft = {}, {}
     for row in found.table.layers:
-        whole = divergence(truth, run(job.write(candidates.stitch({**base, row.layer: low})), data)["y"])
-        assert row.losses[low] == pytest.approx(whole - found.table.base_loss, rel=CLOSE["ort"], abs=1e-7)
+        output = run(job.write(candidates.stitch({**base, row.layer: low})), data)["y"]
+        for increases, heat in ((hard, 1.0), (soft, TEMPERATURE)):
+            increases[row.layer] = divergence(truth / heat, output / heat) - divergence(truth / heat, plain / heat)
+    expected = scaled_to(hard, soft)
+    for row in found.table.layers:
+        assert row.losses[low] == pytest.approx(expected[row.layer], rel=2 * CLOSE["ort"], abs=2e-7)
         assert row.losses[low] > 0
 
 
