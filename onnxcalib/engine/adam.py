@@ -1,0 +1,106 @@
+"""Adam and gradient descent on NumPy arrays, with a learning rate a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+
+# A block and its moments stay in the second-level cache through all the passes over them.
+BLOCK = 1 << 14
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One block of a parameter: its values, its moments and which part of the gradient it takes."""
+
+    name: str
+    part: slice
+    values: Array
+    moments: tuple[Array, ...]
+    scratch: Array
+
+
+class Adam:
+    """Adam in place; the given arrays change with every step."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Array],
+        rates: Mapping[str, float],
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+    ) -> None:
+        self.rates = {name: rates[name] for name in parameters}
+        self.betas = betas
+        self.epsilon = epsilon
+        self.steps = 0
+        self._pieces = _pieces(parameters, moments=2)
+
+    def step(self, gradients: Mapping[str, Array], scale: float = 1.0) -> None:
+        """Moves every parameter against its gradient; the scale multiplies all rates."""
+        self.steps += 1
+        first, second = (1 - beta**self.steps for beta in self.betas)
+        flat = _flat_gradients(gradients, self.rates)
+        for piece in self._pieces:
+            gradient, scratch = flat[piece.name][piece.part], piece.scratch
+            mean, square = piece.moments
+            _average(mean, gradient, self.betas[0], scratch)
+            np.multiply(gradient, gradient, out=scratch)
+            _average(square, scratch, self.betas[1], scratch)
+            np.sqrt(square, out=scratch)
+            scratch *= np.float32(1 / sqrt(second))
+            scratch += np.float32(self.epsilon)
+            np.divide(mean, scratch, out=scratch)
+            scratch *= np.float32(self.rates[piece.name] * scale / first)
+            np.subtract(piece.values, scratch, out=piece.values)
+
+
+class Sgd:
+    """Gradient descent with momentum in place; the given arrays change with every step."""
+
+    def __init__(self, parameters: Mapping[str, Array], rates: Mapping[str, float], momentum: float = 0.9) -> None:
+        self.rates = {name: rates[name] for name in parameters}
+        self.momentum = momentum
+        self._pieces = _pieces(parameters, moments=1)
+
+    def step(self, gradients: Mapping[str, Array], scale: float = 1.0) -> None:
+        """Moves every parameter along its velocity; the scale multiplies all rates."""
+        flat = _flat_gradients(gradients, self.rates)
+        for piece in self._pieces:
+            (velocity,) = piece.moments
+            np.multiply(velocity, np.float32(self.momentum), out=velocity)
+            np.add(velocity, flat[piece.name][piece.part], out=velocity)
+            np.multiply(velocity, np.float32(self.rates[piece.name] * scale), out=piece.scratch)
+            np.subtract(piece.values, piece.scratch, out=piece.values)
+
+
+def _average(moment: Array, value: Array, beta: float, scratch: Array) -> None:
+    moment *= np.float32(beta)
+    np.multiply(value, np.float32(1 - beta), out=scratch)
+    moment += scratch
+
+
+def _flat_gradients(gradients: Mapping[str, Array], rates: Mapping[str, float]) -> dict[str, Array]:
+    return {name: gradients[name].reshape(-1) for name in rates}
+
+
+def _pieces(parameters: Mapping[str, Array], moments: int) -> list[_Piece]:
+    scratch = np.empty(BLOCK, np.float32)
+    pieces = []
+    for name, values in parameters.items():
+        if values.dtype != np.float32 or not values.flags.c_contiguous:
+            # A copy would take the steps instead of the parameter.
+            raise ValueError(f"parameter '{name}' is not a contiguous float32 array")
+        flat = values.reshape(-1)
+        states = [np.zeros(flat.size, np.float32) for _ in range(moments)]
+        for start in range(0, flat.size, BLOCK):
+            part = slice(start, min(start + BLOCK, flat.size))
+            own = tuple(state[part] for state in states)
+            pieces.append(_Piece(name, part, flat[part], own, scratch[: part.stop - start]))
+    return pieces
