@@ -22,6 +22,7 @@ from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Recipe
 from onnxcalib.stages.branch_data import BranchData
 from onnxcalib.stages.calibrate import Progress
+from onnxcalib.stages.layerwise import default_workers
 from onnxcalib.targets import Target, find_target
 
 
@@ -37,6 +38,7 @@ class Job:
     recipe: Recipe
     progress: Progress
     branch: Branch | None = None  # the branch of an If that the graph is, None for the model itself
+    workers: int = 1  # layers that are trained side by side
 
     def write(self, plan: QuantPlan) -> onnx.ModelProto:
         """The quantized graph of a plan."""
@@ -73,6 +75,7 @@ def start(
     recipe: Recipe,
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
+    workers: int | None = None,
 ) -> Start:
     """Reads the model and the data, and finds what there is to quantize."""
     target = find_target(recipe.target)
@@ -93,7 +96,19 @@ def start(
         fed = data if graph.branch is None else BranchData(prepared, graph.branch, data)
         if layers and len(fed):
             places = place(graph.model, layers, target)
-            jobs.append(Job(graph.model, layers, places, target, fed, recipe, progress, graph.branch))
+            jobs.append(
+                Job(
+                    graph.model,
+                    layers,
+                    places,
+                    target,
+                    fed,
+                    recipe,
+                    progress,
+                    graph.branch,
+                    workers or default_workers(),
+                )
+            )
     if not jobs:
         raise ModelError(
             f"the calibration data never takes the branches of {prepared.source} that hold its layers.",

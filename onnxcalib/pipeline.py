@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from onnxcalib.data import Preprocess, first, open_data, split
-from onnxcalib.errors import DataError, ModelError
+from onnxcalib.data import Preprocess, open_data
+from onnxcalib.engine.differentiate import choose_engine
+from onnxcalib.errors import ModelError
 from onnxcalib.job import Job, Start, list_layers, read_prepared, silent, start
 from onnxcalib.model.branches import with_branch
 from onnxcalib.model.io import check_writable, load, write_model
 from onnxcalib.model.layers import LayerList
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.loss import LossKind
-from onnxcalib.plan import Candidates, QuantPlan
-from onnxcalib.recipe import MAX_BITS, BatchNormReference, Pipeline, Precision, RangeMethod, Recipe
-from onnxcalib.stages import sensitivity as sensitivity_stage
-from onnxcalib.stages.batchnorm import Tuned, Tuner
-from onnxcalib.stages.calibrate import Progress, Statistics, calibrate
+from onnxcalib.plan import QuantPlan
+from onnxcalib.recipe import MIXED, Engine, Pipeline, Recipe
+from onnxcalib.stages.batchnorm import Tuned
+from onnxcalib.stages.biastune import BiasTuned
+from onnxcalib.stages.calibrate import Progress, calibrate
 from onnxcalib.stages.curve import Point, curve, ratios_between
 from onnxcalib.stages.evaluate import Evaluation, evaluate_files
-from onnxcalib.stages.fixed import fixed_precision
-from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign, pins_of
-from onnxcalib.stages.rounding import Menu, Ranges, round_to_nearest
+from onnxcalib.stages.mixed import Assigned, add_cost_tables, pins_of
+from onnxcalib.stages.sensitivity import Measured
 from onnxcalib.stages.sensitivity_table import SensitivityTable
-from onnxcalib.stages.teacher import Teacher
+from onnxcalib.stages.wishes import check_wishes
+from onnxcalib.steps import (
+    Trained,
+    assign_bits,
+    candidates_of,
+    check_reachable,
+    fixed_plan,
+    measure_sensitivity,
+    measured_by,
+    menu_of,
+    rounded_candidates,
+    train_in_parallel,
+    train_in_turn,
+    tune_batch_norm,
+    tune_biases,
+)
 from onnxcalib.targets import find_target
 
 DEFAULT = Recipe()
-HELD_OUT = 128
-RANGE_SAMPLES = 256
-RANGE_MARGIN = 0.9
-RANGE_CANDIDATES = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTILE)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ class Outcome:
     table: SensitivityTable | None = None
     assigned: Assigned | None = None
     tuned: Tuned | None = None
+    trained: Trained | None = None
+    biases: BiasTuned | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,8 @@ class Result:
     table: SensitivityTable | None = None
     assigned: Assigned | None = None
     tuned: Tuned | None = None
+    trained: Trained | None = None
+    biases: BiasTuned | None = None
 
     def save(self, path: str | Path) -> None:
         """Writes the model file, under a temporary name first."""
@@ -74,11 +87,15 @@ def quantize(
     output: str | Path | None = None,
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
+    workers: int | None = None,
 ) -> Result:
-    """Quantizes a float model; the calibration data is a path, arrays by name, or feeds."""
+    """Quantizes a float model; the calibration data is a path, arrays by name, or feeds.
+
+    Workers train layers side by side, one a core by default; their number does not change the result.
+    """
     if output is not None:
         check_writable(Path(output))
-    started = start(model, calibration, recipe, preprocess, progress)
+    started = start(model, calibration, recipe, preprocess, progress, workers)
     result = _joined(started, [_run(job) for job in started.jobs])
     if output is not None:
         result.save(output)
@@ -88,14 +105,14 @@ def quantize(
 def _run(job: Job) -> Outcome:
     if job.recipe.pipeline is Pipeline.PLAIN:
         return _plain(job)
+    if len(job.recipe.bits) > 1 and job.branch is None:
+        check_wishes(job.recipe, job.layers, menu_of(job))
+    run = _light if job.recipe.pipeline is Pipeline.LIGHT else _advanced
     if job.branch is not None and len(job.recipe.bits) > 1:
         # Bits are assigned within one graph; branches of an If get the highest on offer.
-        asked = job.recipe
-        fixed = Recipe(
-            Pipeline.LIGHT, (asked.base,), ranges=asked.ranges, loss=asked.loss, bn_reference=asked.bn_reference
-        )
-        return _light(replace(job, recipe=fixed))
-    return _light(job)
+        unmixed = {name: getattr(DEFAULT, name) for name in (*MIXED, "edge_bits")}
+        return run(replace(job, recipe=replace(job.recipe, bits=(job.recipe.base,), **unmixed)))
+    return run(job)
 
 
 def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
@@ -107,12 +124,14 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
         plan = outcome.plan if plan is None else plan.joined(outcome.plan)
     assert plan is not None
     own = outcomes[0]
-    return Result(whole, plan, started.listed, started.jobs[0].recipe, own.table, own.assigned, own.tuned)
+    return Result(
+        whole, plan, started.listed, started.jobs[0].recipe, own.table, own.assigned, own.tuned, own.trained, own.biases
+    )
 
 
 def _plain(job: Job) -> Outcome:
     """Calibrate, round to nearest, write."""
-    return Outcome(_fixed_plan(job, calibrate(job.model, job.places, job.data, job.progress)))
+    return Outcome(fixed_plan(job, calibrate(job.model, job.places, job.data, job.progress)))
 
 
 def _light(job: Job) -> Outcome:
@@ -120,9 +139,10 @@ def _light(job: Job) -> Outcome:
     statistics = calibrate(job.model, job.places, job.data, job.progress)
     table, assigned = None, None
     if len(job.recipe.bits) == 1:
-        plan = _fixed_plan(job, statistics)
+        plan = fixed_plan(job, statistics)
     else:
-        candidates = _candidates(job, statistics)
+        candidates = rounded_candidates(job, statistics)
+        check_reachable(job, candidates)
         measured = measure_sensitivity(job, candidates)
         table = add_cost_tables(measured.table, job.recipe)
         assigned = assign_bits(job, candidates, table)
@@ -131,66 +151,24 @@ def _light(job: Job) -> Outcome:
     return Outcome(tuned.plan, table, assigned, tuned)
 
 
-def _fixed_plan(job: Job, statistics: Statistics) -> QuantPlan:
-    precisions = fixed_precision(job.layers, job.places, job.recipe.bits[0], job.recipe.edge_bits)
-    menu = {name: (precision,) for name, precision in precisions.items()}
-    return _rounded(job, statistics, menu).stitch(precisions)
-
-
-def _candidates(job: Job, statistics: Statistics) -> Candidates:
-    return _rounded(job, statistics, menu_of(job))
-
-
-def candidates_of(job: Job) -> Candidates:
-    """Every layer at every precision on offer."""
-    return _candidates(job, calibrate(job.model, job.places, job.data, job.progress))
-
-
-def menu_of(job: Job) -> Menu:
-    """What each layer may get; the edges may also get the edge bits."""
-    recipe = job.recipe
-    menu = {layer.name: tuple(sorted(recipe.bits)) for layer in job.layers}
-    if recipe.edge_bits is not None:
-        edge = Precision(recipe.edge_bits, recipe.edge_bits)
-        for layer in (job.layers[0], job.layers[-1]):
-            menu[layer.name] = tuple(sorted({*menu[layer.name], edge}))
-    return menu
-
-
-def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
-    """Every layer at every precision of the menu, with the ranges asked for or those that suit the model."""
-
-    def at(method: RangeMethod, weights: RangeMethod) -> Candidates:
-        ranges = Ranges(dict.fromkeys(widths, method), weights)
-        return round_to_nearest(job.model, job.layers, job.places, statistics, menu, job.target, ranges)
-
-    def loss_of(method: RangeMethod) -> float:
-        return teacher.loss_of(job.write(at(method, RangeMethod.MSE).stitch(lowest)))
-
-    widths = {MAX_BITS} | {choice.activation for choices in menu.values() for choice in choices}
-    if job.recipe.ranges is not RangeMethod.AUTO:
-        return at(job.recipe.ranges, job.recipe.ranges)
-    lowest = {name: choices[0] if len(choices) == 1 else min(job.recipe.bits) for name, choices in menu.items()}
-    teacher = Teacher(job.model, first(job.data, RANGE_SAMPLES))
-    losses = {method: loss_of(method) for method in RANGE_CANDIDATES}
-    best = min(losses, key=losses.__getitem__)
-    # Ranges that clip more are fragile once tuning moves the activations: they must be clearly better.
-    clearly = losses[best] < RANGE_MARGIN * losses[RangeMethod.MSE]
-    return at(best if clearly else RangeMethod.MSE, RangeMethod.MSE)
-
-
-def measure_sensitivity(job: Job, candidates: Candidates) -> sensitivity_stage.Measured:
-    """The sensitivity table of the job's layers."""
-    problem = sensitivity_stage.Problem(
-        job.model, job.layers, job.places, job.target, candidates, menu_of(job), job.recipe.base
-    )
-    data = first(job.data, sensitivity_stage.SAMPLES)
-    return sensitivity_stage.measure(problem, data, _loss_kind(job.recipe), job.progress)
-
-
-def assign_bits(job: Job, candidates: Candidates, table: SensitivityTable) -> Assigned:
-    """The integer program's choice, measured on the assembled model."""
-    return assign(table, job.recipe, _measured_by(job, candidates))
+def _advanced(job: Job) -> Outcome:
+    """Training as well: layers in parallel before bits are assigned, in turn after it, and at last the biases."""
+    choose_engine(job.recipe.engine or Engine.AUTO)
+    statistics = calibrate(job.model, job.places, job.data, job.progress)
+    table, assigned = None, None
+    if len(job.recipe.bits) == 1:
+        plan = fixed_plan(job, statistics)
+    else:
+        candidates = rounded_candidates(job, statistics)
+        check_reachable(job, candidates)
+        candidates = train_in_parallel(job, candidates)
+        table = add_cost_tables(measure_sensitivity(job, candidates).table, job.recipe)
+        assigned = assign_bits(job, candidates, table)
+        plan = candidates.stitch(assigned.allocation.choices)
+    tuned = tune_batch_norm(job, plan)
+    trained = train_in_turn(job, tuned.plan)
+    biases = tune_biases(job, trained.plan)
+    return Outcome(biases.plan, table, assigned, tuned, trained, biases)
 
 
 def sensitivity(
@@ -200,7 +178,7 @@ def sensitivity(
     *,
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
-) -> sensitivity_stage.Measured:
+) -> Measured:
     """What each layer loses at each precision of the recipe."""
     job = _own_graph(start(model, calibration, recipe, preprocess, progress))
     return measure_sensitivity(job, candidates_of(job))
@@ -221,7 +199,7 @@ def compression_curve(
     candidates = candidates_of(job)
     table = measure_sensitivity(job, candidates).table
     pins = pins_of(table, recipe)
-    loss_of = _measured_by(job, candidates) if measure else None
+    loss_of = measured_by(job, candidates) if measure else None
     found = []
     for point in curve(table, ratios_between(table, points, pins), pins, loss_of):
         found.append(point)
@@ -237,28 +215,6 @@ def _own_graph(started: Start) -> Job:
             "Quantize it at one precision.",
         )
     return job
-
-
-def _measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:
-    """The loss of assembled models on the samples that the sensitivity was measured on."""
-    teacher = Teacher(job.model, first(job.data, sensitivity_stage.SAMPLES), _loss_kind(job.recipe))
-    return lambda choices: teacher.loss_of(job.write(candidates.stitch(choices)))
-
-
-def tune_batch_norm(job: Job, plan: QuantPlan) -> Tuned:
-    """Batch-norm tuning on most of the samples, judged on the others."""
-    data, held_out = job.data, job.data
-    if len(job.data) >= 8:
-        # Samples that come in one piece, as a model with a fixed batch takes them, cannot be parted.
-        with contextlib.suppress(DataError):
-            data, held_out = split(job.data, min(HELD_OUT, len(job.data) // 4))
-    teacher = Teacher(job.model, held_out, _loss_kind(job.recipe))
-    reference = job.recipe.bn_reference or BatchNormReference.FLOAT
-    return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
-
-
-def _loss_kind(recipe: Recipe) -> LossKind:
-    return recipe.loss or LossKind.DISTILLATION
 
 
 def inspect(model: str | Path | onnx.ModelProto) -> LayerList:

@@ -20,6 +20,8 @@ class LayerParams:
     codes: npt.NDArray[Any]
     grid: Grid
     bias: npt.NDArray[np.float32] | None
+    weight: npt.NDArray[np.float32]  # what the codes were rounded from, for those who train on
+    input: Grid | None = None  # a trained grid of its own for what the layer reads; None: the tensor's
 
 
 @dataclass(frozen=True)
@@ -68,4 +70,5 @@ class Candidates:
             assert shared == precision.activation, f"layers disagree on the bits of {self.tensors[layer]}"
         inputs = {tensor: self.inputs[tensor][width] for tensor, width in bits.items() if width in self.inputs[tensor]}
         layers = {layer: self.layers[layer][precision] for layer, precision in precisions.items()}
+        inputs |= {self.tensors[layer]: params.input for layer, params in layers.items() if params.input is not None}
         return QuantPlan(self.target, self.ranges, dict(precisions), layers, self.carried, inputs)

@@ -19,10 +19,11 @@ MIN_BITS, MAX_BITS = 2, 8
 
 
 class Pipeline(enum.StrEnum):
-    """Which stages run: plain rounds to nearest, light adds allocation and batch-norm tuning."""
+    """Which stages run: light adds allocation and batch-norm tuning to plain rounding, advanced adds training."""
 
     PLAIN = "plain"
     LIGHT = "light"
+    ADVANCED = "advanced"
 
 
 class RangeMethod(enum.StrEnum):
@@ -41,6 +42,28 @@ class BatchNormReference(enum.StrEnum):
 
     FLOAT = "float"  # the float model's, on the same samples
     BATCHNORM = "batchnorm"  # the folded batch norm's gamma and beta; the float model's where there was none
+
+
+class Engine(enum.StrEnum):
+    """Who makes the gradients: ONNX Runtime training, or standard ops on any runtime."""
+
+    AUTO = "auto"
+    TRAINING = "training"
+    STANDARD = "standard"
+
+
+class LayerOptimizer(enum.StrEnum):
+    """What moves the weights: AdaQuant as far as it helps, AdaRound at most to the other neighbour."""
+
+    ADAQUANT = "adaquant"
+    ADAROUND = "adaround"
+
+
+class Training(enum.StrEnum):
+    """How long and how fast a layer is trained."""
+
+    STANDARD = "standard"
+    PAPER = "paper"  # the paper's learning rates and iterations
 
 
 @dataclass(frozen=True, order=True)
@@ -97,12 +120,22 @@ class Recipe:
     pins: tuple[str, ...] = ()  # GLOB=w8a8
     loss: LossKind | None = None
     bn_reference: BatchNormReference | None = None
+    # The advanced pipeline:
+    engine: Engine | None = None
+    layer_optimizer: LayerOptimizer | None = None
+    training: Training | None = None
+    steps: int | None = None  # of training, a layer
+    strict: bool | None = None  # fail where something has no gradient, instead of going on without it
 
     def __post_init__(self) -> None:
         if not self.bits:
             raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
         if self.edge_bits is not None:
             Precision(self.edge_bits, self.edge_bits)
+        if self.pipeline is not Pipeline.ADVANCED:
+            self._refuse(ADVANCED, f"has no effect in the {self.pipeline} pipeline", "Add --pipeline advanced.")
+        elif self.steps is not None and self.steps < 1:
+            raise RecipeError(f"--steps {self.steps} is not a number of steps.", "Give 1 or more.")
         if self.pipeline is Pipeline.PLAIN:
             self._check_plain()
         elif len(self.bits) == 1:
@@ -147,6 +180,7 @@ class Recipe:
 
 
 MIXED = ("compression", "max_loss", "limits", "costs", "minimise", "pins")
+ADVANCED = ("engine", "layer_optimizer", "training", "steps", "strict")
 OPTION_NAMES = {"limits": "limit", "costs": "cost", "pins": "pin"}
 
 
@@ -197,12 +231,20 @@ _KINDS: Mapping[str, tuple[type[Any], str]] = {
     "pins": (list, "a list of strings"),
     "loss": (str, "a string"),
     "bn_reference": (str, "a string"),
+    "engine": (str, "a string"),
+    "layer_optimizer": (str, "a string"),
+    "training": (str, "a string"),
+    "steps": (int, "an integer"),
+    "strict": (bool, "true or false"),
 }
 _ENUMS: Mapping[str, type[enum.StrEnum]] = {
     "pipeline": Pipeline,
     "ranges": RangeMethod,
     "loss": LossKind,
     "bn_reference": BatchNormReference,
+    "engine": Engine,
+    "layer_optimizer": LayerOptimizer,
+    "training": Training,
 }
 
 
@@ -212,7 +254,7 @@ def _from_toml(path: str, key: str, value: Any) -> Any:
         value = float(value)
     if key == "bits" and isinstance(value, str | int) and not isinstance(value, bool):
         return parse_bits(str(value))
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise RecipeError(f"recipe {path}: '{key}' must be {words}, not {value!r}.", "Mend that line.")
     if kind is list and not all(isinstance(item, str) for item in value):
         raise RecipeError(f"recipe {path}: '{key}' must be {words}.", "Mend that line.")
@@ -251,4 +293,4 @@ def _to_toml(value: Any) -> str:
     if isinstance(value, str | Precision):
         # TOML's strings are JSON's, but for one character that TOML wants escaped.
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

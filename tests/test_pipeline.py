@@ -15,10 +15,11 @@ import pytest
 
 from models import Arrays, build, conv_net, feed_for, normal, run, transformer_block
 from onnxcalib import DataError, ModelError, Precision, RangeMethod, Recipe, Result, evaluate, quantize
+from onnxcalib.job import read_prepared
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.qdq import write_qdq
-from onnxcalib.pipeline import RANGE_CANDIDATES, read_prepared
 from onnxcalib.plan import QuantPlan
+from onnxcalib.steps import RANGE_CANDIDATES
 from onnxcalib.targets import find_target
 
 MINMAX = Recipe(ranges=RangeMethod.MINMAX)

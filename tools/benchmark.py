@@ -157,8 +157,8 @@ def light(cases: dict[str, Case], folder: Path) -> None:
 def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
     """One size, three methods, each with and without batch-norm tuning."""
     from onnxcalib.job import start
-    from onnxcalib.pipeline import candidates_of, measure_sensitivity, tune_batch_norm
     from onnxcalib.stages.mixed import METHODS, solve
+    from onnxcalib.steps import candidates_of, measure_sensitivity, tune_batch_norm
 
     recipe = Recipe(LIGHT, bits=parse_bits(bits), compression=compression)
     job = start(case.model, case.calibration, recipe).jobs[0]

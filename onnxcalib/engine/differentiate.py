@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,16 +12,9 @@ import onnx
 from onnxcalib.engine.runtime import find_runtime
 from onnxcalib.errors import ModelError, RuntimeMissingError
 from onnxcalib.model.io import serialized
+from onnxcalib.recipe import Engine
 
 Array = npt.NDArray[np.float32]
-
-
-class Engine(enum.StrEnum):
-    """Who makes the gradients: ONNX Runtime training, or standard ops on any runtime."""
-
-    AUTO = "auto"
-    TRAINING = "training"
-    STANDARD = "standard"
 
 
 def choose_engine(asked: Engine) -> Engine:

@@ -26,6 +26,19 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
     return shown
 
 
+def upstream(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """What makes the named float tensors, as a model with all of the inputs."""
+    index = GraphIndex(model.graph)
+    inside, todo = set(), list(names)
+    while todo:
+        maker = index.producers.get(todo.pop())
+        if maker is not None and maker.name not in inside:
+            inside.add(maker.name)
+            todo.extend(GraphIndex.reads(maker))
+    nodes = [node for node in model.graph.node if node.name in inside]
+    return _model_of(model, nodes, [value.name for value in model.graph.input], names)
+
+
 def layer_model(model: Model, layer: Layer) -> Model:
     """The layer alone: from the tensor that it reads to the one after its bias and activation."""
     index = GraphIndex(model.proto.graph)

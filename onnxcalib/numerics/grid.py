@@ -53,6 +53,7 @@ class GridKind:
     bits: int
     signed: bool
     symmetric: bool
+    power_of_two: bool = False  # scales that hardware multiplies with by shifting
 
     @property
     def codes(self) -> tuple[int, int]:
@@ -71,14 +72,19 @@ def make_grid(low: npt.ArrayLike, high: npt.ArrayLike, kind: GridKind, axis: int
     if kind.symmetric:
         # An unsigned symmetric grid has its zero in the middle, one step short of the top.
         zero = 0 if kind.signed else 2 ** (kind.bits - 1)
-        scale = np.maximum(np.maximum(-lo, hi), TINY) / (last - zero)
+        scale = _allowed(np.maximum(np.maximum(-lo, hi), TINY) / (last - zero), kind)
         zero_point = np.full(scale.shape, zero)
     else:
-        scale = np.maximum(hi - lo, TINY) / (last - first)
+        scale = _allowed(np.maximum(hi - lo, TINY) / (last - first), kind)
         zero_point = np.clip(np.rint(first - lo / scale), first, last)
     return Grid(
         np.asarray(scale, np.float32), np.asarray(zero_point, np.int32), kind.bits, kind.signed, first, last, axis
     )
+
+
+def _allowed(scale: npt.NDArray[np.float64], kind: GridKind) -> npt.NDArray[np.float64]:
+    """The scale, or the nearest power of two, as seen from its logarithm."""
+    return np.exp2(np.rint(np.log2(scale))) if kind.power_of_two else scale
 
 
 def quantize(values: Array, grid: Grid) -> Array:
@@ -106,9 +112,14 @@ def with_least_scale(grid: Grid, least: npt.ArrayLike) -> Grid:
     return replace(grid, scale=np.maximum(grid.scale, np.asarray(least, np.float32)))
 
 
-def _along_axis(grid: Grid, ndim: int) -> tuple[FloatArray, npt.NDArray[np.int32]]:
-    if grid.axis is None:
-        return grid.scale, grid.zero_point
+def along(values: Array, axis: int | None, ndim: int) -> Array:
+    """Channel values in a shape that broadcasts against a tensor."""
+    if axis is None or values.ndim == 0:
+        return values
     shape = [1] * ndim
-    shape[grid.axis] = -1
-    return grid.scale.reshape(shape), grid.zero_point.reshape(shape)
+    shape[axis] = -1
+    return values.reshape(shape)
+
+
+def _along_axis(grid: Grid, ndim: int) -> tuple[FloatArray, npt.NDArray[np.int32]]:
+    return along(grid.scale, grid.axis, ndim), along(grid.zero_point, grid.axis, ndim)

@@ -14,7 +14,7 @@ from onnxcalib.model.layers import Layer
 from onnxcalib.model.normalize import TINY_VARIANCE, bound_names, mean_name, variance_name, wanted_name, with_statistics
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
-from onnxcalib.numerics.grid import Grid
+from onnxcalib.numerics.grid import Grid, along
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.recipe import BatchNormReference
 from onnxcalib.stages.calibrate import Progress
@@ -191,4 +191,5 @@ def refuse_layer(
     factor = np.maximum(factor, least.astype(np.float32) / params.grid.scale)
     tuned = (factor * bias + (wanted.mean - factor * found.mean)).astype(np.float32)
     scales = (params.grid.scale * factor).astype(np.float32)
-    return replace(params, grid=replace(params.grid, scale=scales), bias=tuned)
+    weight = params.weight * along(factor.astype(np.float32), params.grid.axis, params.weight.ndim)
+    return replace(params, grid=replace(params.grid, scale=scales), bias=tuned, weight=weight)

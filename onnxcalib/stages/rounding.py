@@ -83,7 +83,7 @@ def _round_layer(
     grid = weight_grid(weight, target.weight_kind(bits), axis, method)
     if bias is not None:
         grid = with_least_scale(grid, least_scale(layer, target, bias, activation, per_channel=axis is not None))
-    return LayerParams(quantize(weight, grid), grid, None if bias is None else bias.astype(np.float32))
+    return LayerParams(quantize(weight, grid), grid, None if bias is None else bias.astype(np.float32), weight)
 
 
 def least_scale(

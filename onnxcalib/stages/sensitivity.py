@@ -20,7 +20,7 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import typed
 from onnxcalib.numerics.grid import Array
-from onnxcalib.numerics.loss import LossKind, ModelLoss
+from onnxcalib.numerics.loss import TEMPERATURE, LossKind, ModelLoss
 from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import Precision
 from onnxcalib.stages.calibrate import Progress
@@ -30,8 +30,6 @@ from onnxcalib.stages.teacher import check_loss
 from onnxcalib.targets import Placement, Storage, Target
 
 SAMPLES = 256
-# Of a confident model, few samples carry nearly all of the divergence: softened, every sample has a say.
-TEMPERATURE = 4.0
 
 
 @dataclass(frozen=True)
@@ -135,20 +133,13 @@ class _Probes:
             probe.update(tensors, outputs, truth, labels)
 
     def table(self, samples: int) -> SensitivityTable:
-        problem, increases = self.problem, self._increases()
-        costs = costs_of(problem, self.elements)
+        table = unmeasured(self.problem, self.elements)
+        increases = self._increases()
         rows = tuple(
-            LayerChoices(
-                probe.layer.name,
-                probe.layer.input,
-                {choice: increases.get((probe.layer.name, choice), 0.0) for choice in problem.menu[probe.layer.name]},
-                {name: cost.layers[probe.layer.name] for name, cost in costs.items()},
-            )
-            for probe in self.probes
+            replace(row, losses={choice: increases.get((row.layer, choice), 0.0) for choice in row.losses})
+            for row in table.layers
         )
-        fixed = {name: cost.fixed for name, cost in costs.items()}
-        whole = {name: cost.whole_float for name, cost in costs.items()}
-        return SensitivityTable(problem.base, self.loss.value, self.base_loss.value, samples, fixed, whole, rows)
+        return replace(table, loss=self.loss.value, base_loss=self.base_loss.value, samples=samples, layers=rows)
 
     def _increases(self) -> dict[tuple[str, Precision], float]:
         """The increases of the softened loss, scaled to add up to those of the loss itself."""
@@ -172,6 +163,23 @@ def _layer_at(problem: Problem, alone: Model, layer: Layer, choice: Precision) -
     inputs = {layer.input: grid} if grid is not None else {}
     plan = QuantPlan(candidates.target, candidates.ranges, {layer.name: choice}, params, carried, inputs)
     return write_qdq(alone, [layer], plan, replace(problem.target, storage=Storage.INT8))
+
+
+def unmeasured(problem: Problem, elements: Mapping[str, float]) -> SensitivityTable:
+    """The table with every cost, and no loss yet; elements are those of each tensor that layers read, a sample."""
+    costs = costs_of(problem, elements)
+    rows = tuple(
+        LayerChoices(
+            layer.name,
+            layer.input,
+            dict.fromkeys(problem.menu[layer.name], 0.0),
+            {name: cost.layers[layer.name] for name, cost in costs.items()},
+        )
+        for layer in problem.layers
+    )
+    fixed = {name: cost.fixed for name, cost in costs.items()}
+    whole = {name: cost.whole_float for name, cost in costs.items()}
+    return SensitivityTable(problem.base, "none", 0.0, 0, fixed, whole, rows)
 
 
 @dataclass(frozen=True)

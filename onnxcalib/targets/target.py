@@ -36,14 +36,15 @@ class Target:
     integer_bias: bool
     placement: Placement
     storage: Storage
+    power_of_two: bool = False  # scales of activations and weights
     float_compute: bool = False  # keep runtimes from fusing convolutions into integer kernels
     oldest_opset: int = 13  # per-channel QuantizeLinear
     newest_opset: int = 21  # what onnxruntime 1.19 loads
 
     def activation_kind(self, bits: int) -> GridKind:
         """The form of an activation's grid."""
-        return GridKind(bits, self.signed_activations, self.symmetric_activations)
+        return GridKind(bits, self.signed_activations, self.symmetric_activations, self.power_of_two)
 
     def weight_kind(self, bits: int) -> GridKind:
         """The form of a weight's grid."""
-        return GridKind(bits, self.signed_weights, self.symmetric_weights)
+        return GridKind(bits, self.signed_weights, self.symmetric_weights, self.power_of_two)

@@ -10,9 +10,10 @@ import pytest
 from models import Arrays, build, normal
 from onnxcalib.engine import differentiate
 from onnxcalib.engine.adam import Adam
-from onnxcalib.engine.differentiate import Engine, Gradients, Loss, choose_engine
+from onnxcalib.engine.differentiate import Gradients, Loss, choose_engine
 from onnxcalib.engine.runtime import Runtime
 from onnxcalib.errors import ModelError, RuntimeMissingError
+from onnxcalib.recipe import Engine
 
 TRAINING = hasattr(ort.capi._pybind_state, "GradientGraphBuilder")
 ENGINES = [Engine.STANDARD, Engine.TRAINING] if TRAINING else [Engine.STANDARD]

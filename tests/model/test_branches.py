@@ -303,7 +303,7 @@ def quantized(model: Model, data: object) -> onnx.ModelProto:
     for layer in layers:
         weight = weights_of(model, [layer.weight])[layer.weight]
         grid = make_grid(weight.min(), weight.max(), target.weight_kind(8))
-        params[layer.name] = LayerParams(quantize(weight, grid), grid, None)
+        params[layer.name] = LayerParams(quantize(weight, grid), grid, None, weight)
     plan = QuantPlan(target.name, "minmax", {layer.name: Precision(8, 8) for layer in layers}, params, carried, inputs)
     return write_qdq(model, layers, plan, target)
 

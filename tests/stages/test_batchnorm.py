@@ -1,20 +1,17 @@
-"""Batch-norm tuning: statistics against NumPy, re-fusing that leaves the codes alone, and when it is kept."""
+"""Batch-norm tuning: statistics against NumPy, and re-fusing that leaves the codes of a file alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import onnx
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from onnx import numpy_helper
+from tuning import SAMPLES, job_for, plan_of, stats, tuner_of
 
 from models import (
     BUILDERS,
-    Arrays,
     build,
     conv1d,
     conv_net,
@@ -26,40 +23,15 @@ from models import (
     run,
     transformer_block,
 )
-from onnxcalib.data import first
-from onnxcalib.job import Job, read_prepared, silent, start
+from onnxcalib.job import read_prepared, silent
 from onnxcalib.model import normalize
 from onnxcalib.model.extract import with_outputs
 from onnxcalib.model.layers import Layer, find_layers
 from onnxcalib.model.normalize import bound_names, mean_name, variance_name, wanted_name, with_statistics
-from onnxcalib.numerics.grid import Grid, GridKind, dequantize, make_grid, quantize, with_least_scale
-from onnxcalib.pipeline import candidates_of, tune_batch_norm
 from onnxcalib.pipeline import quantize as quantize_model
-from onnxcalib.plan import LayerParams, QuantPlan
-from onnxcalib.recipe import BatchNormReference, Pipeline, Precision, RangeMethod, Recipe, parse_bits
-from onnxcalib.stages.batchnorm import LIMITS, ROUNDS, ChannelStatistics, Tuner, refuse, refuse_layer
-from onnxcalib.stages.rounding import least_scale
-from onnxcalib.stages.teacher import Teacher
+from onnxcalib.recipe import BatchNormReference, Pipeline, RangeMethod, Recipe, parse_bits
+from onnxcalib.stages.batchnorm import LIMITS, ROUNDS, refuse
 from onnxcalib.targets import find_target
-
-SAMPLES = 32  # one batch of statistics
-
-
-def job_for(model: onnx.ModelProto, bits: str = "w4a8", target: str = "ort", samples: int = SAMPLES) -> Job:
-    recipe = Recipe(Pipeline.LIGHT, parse_bits(bits), target=target, ranges=RangeMethod.MINMAX)
-    return start(model, feed_for(model, samples), recipe).jobs[0]
-
-
-def plan_of(job: Job) -> QuantPlan:
-    return candidates_of(job).stitch({layer.name: job.recipe.bits[0] for layer in job.layers})
-
-
-def tuner_of(job: Job, reference: BatchNormReference = BatchNormReference.FLOAT) -> Tuner:
-    return Tuner(job.model, job.layers, job.target, job.data, Teacher(job.model, job.data), reference)
-
-
-def stats(mean: np.ndarray, variance: np.ndarray) -> ChannelStatistics:
-    return ChannelStatistics(np.asarray(mean, np.float64), np.asarray(variance, np.float64))
 
 
 def stored_codes(model: onnx.ModelProto) -> dict[str, bytes]:
@@ -144,132 +116,6 @@ def test_later_layers_see_normalized_inputs(opset: int) -> None:
     np.testing.assert_allclose(found[variance_name(one)], variance, rtol=1e-4)
     np.testing.assert_allclose(found[mean_name(two)], after_two.mean(axis=0), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[variance_name(two)], after_two.var(axis=0), rtol=1e-4)
-
-
-# Re-fusing one layer.
-
-
-def gemm_layer(channels: int, inputs: int) -> Layer:
-    model = build(f"net (float[N,{inputs}] x) => (float[N,{channels}] y) {{ [fc] y = Gemm <transB=1> (x, w, b) }}",
-                  w=normal(channels, inputs), b=normal(channels))  # fmt: skip
-    return find_layers(read_prepared(model, find_target("ort"))).layers[0]
-
-
-def rounded(weight: np.ndarray, bias: np.ndarray | None, bits: int, target: str) -> LayerParams:
-    kind = find_target(target).weight_kind(bits)
-    grid = make_grid(weight.min(axis=1), weight.max(axis=1), kind, axis=0)
-    return LayerParams(quantize(weight, grid), grid, bias)
-
-
-ACTIVATION = make_grid(0.0, 4.0, GridKind(8, signed=False, symmetric=False))
-CHANNELS, INPUTS = 4, 6
-spreads = st.lists(st.floats(1e-3, 1e3), min_size=CHANNELS, max_size=CHANNELS).map(np.array)
-means = st.lists(st.floats(-50, 50), min_size=CHANNELS, max_size=CHANNELS).map(np.array)
-
-
-def output(params: LayerParams, x: np.ndarray) -> np.ndarray:
-    bias = 0.0 if params.bias is None else params.bias.astype(np.float64)
-    return x @ dequantize(params.codes, params.grid).astype(np.float64).T + bias
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 10**6), st.sampled_from(["ort", "paper"]), st.integers(2, 8), st.booleans(), means, spreads)
-def test_the_output_gets_the_wanted_statistics(
-    seed: int, target: str, bits: int, has_bias: bool, mean: np.ndarray, spread: np.ndarray
-) -> None:
-    rng = np.random.default_rng(seed)
-    weight = rng.standard_normal((CHANNELS, INPUTS)).astype(np.float32)
-    bias = rng.standard_normal(CHANNELS).astype(np.float32) if has_bias else None
-    params = rounded(weight, bias, bits, target)
-    x = rng.uniform(0, 4, (40, INPUTS))
-    before = output(params, x)
-    found, wanted = stats(before.mean(axis=0), before.var(axis=0)), stats(mean, spread**2)
-    layer = gemm_layer(CHANNELS, INPUTS)
-    tuned = refuse_layer(params, layer, find_target(target), ACTIVATION, wanted, found, scale=True)
-    factor = np.clip(spread / np.sqrt(found.variance), *LIMITS)
-    after = output(tuned, x)
-    np.testing.assert_allclose(after, factor * (before - found.mean) + mean, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(after.mean(axis=0), mean, rtol=1e-4, atol=1e-4)
-    kept = (factor > LIMITS[0]) & (factor < LIMITS[1])
-    np.testing.assert_allclose(after.std(axis=0)[kept], spread[kept], rtol=1e-4)
-    assert tuned.codes is params.codes
-    np.testing.assert_array_equal(tuned.grid.zero_point, params.grid.zero_point)
-
-
-def held(params: LayerParams, layer: Layer, target: str) -> LayerParams:
-    """With steps no finer than the int32 bias allows, as rounding makes them."""
-    assert params.bias is not None
-    least = least_scale(layer, find_target(target), params.bias, ACTIVATION, per_channel=True)
-    return replace(params, grid=with_least_scale(params.grid, least))
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 10**6), st.sampled_from(["ort", "paper"]), st.sampled_from([1.0, 1e-13]), means, spreads)
-@example(3, "ort", 1e-13, np.full(CHANNELS, 49.0), np.ones(CHANNELS))
-@example(4, "ort", 1e-13, np.full(CHANNELS, -31.0), np.ones(CHANNELS))
-def test_equal_statistics_change_no_bit(
-    seed: int, target: str, size: float, mean: np.ndarray, spread: np.ndarray
-) -> None:
-    rng = np.random.default_rng(seed)
-    weight = (size * rng.standard_normal((CHANNELS, INPUTS))).astype(np.float32)
-    bias = (rng.standard_normal(CHANNELS) * 10.0 ** rng.integers(-12, 3, CHANNELS)).astype(np.float32)
-    layer = gemm_layer(CHANNELS, INPUTS)
-    params, same = held(rounded(weight, bias, 4, target), layer, target), stats(mean, spread**2)
-    tuned = refuse_layer(params, layer, find_target(target), ACTIVATION, same, same, scale=True)
-    assert tuned.grid.scale.dtype == np.float32
-    assert tuned.grid.scale.tobytes() == params.grid.scale.tobytes()
-    assert tuned.bias is not None
-    assert tuned.bias.tobytes() == bias.tobytes()
-    assert tuned.codes.tobytes() == params.codes.tobytes()
-
-
-EXTREMES = {
-    "zero found": ([1.0] * CHANNELS, [0.0] * CHANNELS, LIMITS[1]),
-    "zero wanted": ([0.0] * CHANNELS, [1.0] * CHANNELS, LIMITS[0]),
-    "both zero": ([0.0] * CHANNELS, [0.0] * CHANNELS, 1.0),
-    "huge": ([1e30] * CHANNELS, [1e-30] * CHANNELS, LIMITS[1]),
-    "tiny": ([1e-30] * CHANNELS, [1e30] * CHANNELS, LIMITS[0]),
-}
-
-
-@pytest.mark.parametrize("target", ["ort", "paper"])
-@pytest.mark.parametrize("case", EXTREMES)
-def test_a_broken_channel_keeps_a_sound_grid(case: str, target: str) -> None:
-    wanted, found, factor = EXTREMES[case]
-    params = rounded(normal(CHANNELS, INPUTS), normal(CHANNELS), 4, target)
-    pair = stats(normal(CHANNELS, seed=1), np.array(wanted)), stats(normal(CHANNELS, seed=2), np.array(found))
-    layer = gemm_layer(CHANNELS, INPUTS)
-    tuned = refuse_layer(params, layer, find_target(target), ACTIVATION, *pair, scale=True)
-    np.testing.assert_allclose(tuned.grid.scale, params.grid.scale * factor, rtol=1e-6)
-    assert np.isfinite(tuned.grid.scale).all()
-    assert (tuned.grid.scale > 0).all()
-    assert tuned.bias is not None
-    assert np.isfinite(tuned.bias).all()
-
-
-def test_a_step_does_not_shrink_below_what_the_bias_needs() -> None:
-    """Channels of nearly zero weights: their mean is their bias, and a factor of a quarter would overflow it."""
-    layer, bias = gemm_layer(CHANNELS, INPUTS), np.array([5, -300, 1e-3, 40], np.float32)
-    params = held(rounded(1e-13 * normal(CHANNELS, INPUTS), bias, 8, "ort"), layer, "ort")
-    wanted, found = stats(1.5 * bias, np.zeros(CHANNELS)), stats(bias, np.ones(CHANNELS))
-    tuned = refuse_layer(params, layer, find_target("ort"), ACTIVATION, wanted, found, scale=True)
-    assert tuned.bias is not None
-    np.testing.assert_allclose(tuned.bias, 1.5 * bias, rtol=1e-6)
-    codes = np.abs(tuned.bias.astype(np.float64)) / (tuned.grid.scale.astype(np.float64) * float(ACTIVATION.scale))
-    assert (codes <= 2.0**30 * (1 + 1e-6)).all()
-    assert (codes >= 2.0**29).all()  # no coarser than needed
-
-
-def test_without_scaling_only_the_bias_moves() -> None:
-    params = rounded(normal(CHANNELS, INPUTS), normal(CHANNELS), 4, "ort")
-    wanted, found = (
-        stats(normal(CHANNELS, seed=1), np.full(CHANNELS, 4.0)),
-        stats(np.zeros(CHANNELS), np.ones(CHANNELS)),
-    )
-    layer = gemm_layer(CHANNELS, INPUTS)
-    tuned = refuse_layer(params, layer, find_target("ort"), ACTIVATION, wanted, found, scale=False)
-    np.testing.assert_array_equal(tuned.grid.scale, params.grid.scale)
-    np.testing.assert_allclose(tuned.bias, params.bias + wanted.mean, rtol=1e-6)
 
 
 # The whole plan.
@@ -486,115 +332,3 @@ def test_kept_and_folded_batch_norms_end_alike(reference: BatchNormReference) ->
     # Folded, gamma and beta are lost: the float model's own statistics take their place.
     near = 1e-6 if reference is BatchNormReference.FLOAT else 0.2
     assert losses[0][1] == pytest.approx(losses[1][1], rel=near)
-
-
-class Judge:
-    """A teacher that gives the losses it was told, then the last of them for ever."""
-
-    def __init__(self, *losses: float) -> None:
-        self.losses = list(losses)
-
-    def loss_of(self, _model: onnx.ModelProto) -> float:
-        return self.losses.pop(0) if len(self.losses) > 1 else self.losses[0]
-
-
-def judged(job: Job, plan: QuantPlan, *losses: float):
-    return replace(tuner_of(job), teacher=Judge(*losses)).tune(plan, silent)
-
-
-def test_a_plan_that_would_not_gain_stays() -> None:
-    job = job_for(conv_net(), "w4a8")
-    plan = plan_of(job)
-    tuned = judged(job, plan, 1.0)  # nothing is gained, nothing lost
-    assert tuned.plan is plan
-    assert (tuned.before, tuned.after, tuned.rounds) == (1.0, 1.0, 0)
-    tuned = judged(job, plan, 1.0, 2.0, 1.5)
-    assert tuned.plan is plan
-    assert tuned.rounds == 0
-
-
-def test_the_better_of_scaling_and_shifting_is_kept() -> None:
-    job = job_for(conv_net(), "w4a8")
-    plan = plan_of(job)
-    # Before; then scaled and shifted worse, shifted alone better; then both worse.
-    tuned = judged(job, plan, 1.0, 1.2, 0.5, 0.7, 0.6)
-    assert (tuned.before, tuned.after, tuned.rounds) == (1.0, 0.5, 1)
-    for name, params in tuned.plan.layers.items():
-        np.testing.assert_array_equal(params.grid.scale, plan.layers[name].grid.scale)
-    assert any(not np.array_equal(it.bias, plan.layers[name].bias) for name, it in tuned.plan.layers.items())
-    tuned = judged(job, plan, 1.0, 0.4, 0.5, 0.7, 0.6)
-    assert (tuned.after, tuned.rounds) == (0.4, 1)
-    scales = {name: params.grid.scale for name, params in tuned.plan.layers.items()}
-    assert not any(np.array_equal(scales[name], plan.layers[name].grid.scale) for name in ("stem", "depth", "fc"))
-
-
-def test_rounds_end() -> None:
-    job = job_for(conv_net(), "w4a8")
-    falling = [1.0 - 0.01 * step for step in range(40)]
-    assert judged(job, plan_of(job), *falling).rounds == ROUNDS
-
-
-@pytest.mark.parametrize("target", ["ort", "paper"])
-def test_tuning_lowers_the_held_out_loss(target: str) -> None:
-    model = conv_net()
-    recipe = Recipe(Pipeline.LIGHT, parse_bits("w3a8"), target=target, ranges=RangeMethod.MINMAX)
-    data = feed_for(model, 128)
-    result = quantize_model(model, data, recipe)
-    assert result.tuned is not None
-    assert result.tuned.rounds > 0
-    assert result.tuned.after < 0.7 * result.tuned.before
-    plain = quantize_model(model, data, replace(recipe, pipeline=Pipeline.PLAIN))
-    fresh = feed_for(model, 100, seed=7)
-    truth = run(model, fresh)["y"]
-    errors = [np.square(run(it.model, fresh)["y"] - truth).mean() for it in (plain, result)]
-    assert errors[1] < 0.8 * errors[0]
-
-
-def test_the_last_quarter_judges() -> None:
-    """The loss before tuning is that of the rounded model on the samples held out."""
-    model = conv_net()
-    data = feed_for(model, 40)
-    job = start(model, data, Recipe(Pipeline.LIGHT, parse_bits("w3a8"), ranges=RangeMethod.MINMAX)).jobs[0]
-    plan = plan_of(job)
-    tuned = tune_batch_norm(job, plan)
-    held_out = start(model, {"x": data["x"][30:]}, job.recipe).jobs[0]
-    assert tuned.before == pytest.approx(Teacher(job.model, held_out.data).loss_of(job.write(plan)), rel=1e-6)
-    assert tuned.after == pytest.approx(Teacher(job.model, held_out.data).loss_of(job.write(tuned.plan)), rel=1e-6)
-
-
-def one_feed(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Arrays]]:
-    return model, [feed_for(model, 24)]
-
-
-def fixed_batch(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Arrays]:
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 16
-    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 16
-    return model, feed_for(model)
-
-
-def few(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Arrays]:
-    return model, feed_for(model, 2)
-
-
-@pytest.mark.parametrize("kind", [one_feed, fixed_batch, few])
-def test_data_that_cannot_be_parted_is_both(kind: Callable) -> None:
-    model, data = kind(conv_net())
-    recipe = Recipe(Pipeline.LIGHT, parse_bits("w3a8"), ranges=RangeMethod.MINMAX)
-    job = start(model, data, recipe).jobs[0]
-    tuned = tune_batch_norm(job, plan_of(job))
-    teacher = Teacher(job.model, first(job.data, len(job.data)))
-    assert tuned.after == pytest.approx(teacher.loss_of(job.write(tuned.plan)), rel=1e-6)
-    assert tuned.after <= tuned.before
-
-
-def test_grids_of_activations_stay() -> None:
-    model = conv_net()
-    shared = {"bits": (Precision(3, 4),), "ranges": RangeMethod.MINMAX}
-    plain, tuned = (quantize_model(model, feed_for(model, 32), Recipe(it, **shared)) for it in Pipeline)
-
-    def grids(plan: QuantPlan) -> dict[str, Grid]:
-        return {**plan.carried, **plan.inputs}
-
-    assert grids(tuned.plan).keys() == grids(plain.plan).keys()
-    for name, grid in grids(plain.plan).items():
-        assert grids(tuned.plan)[name] == grid

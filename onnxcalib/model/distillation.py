@@ -1,0 +1,128 @@
+"""The loss of a whole quantized model against the float model's outputs, with its biases as parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from onnxcalib.model.differentiable import LossWriter
+from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.layers import Layer
+from onnxcalib.numerics.grid import along
+from onnxcalib.numerics.loss import TEMPERATURE, Head
+
+FloatArray = npt.NDArray[np.float32]
+
+SMALLEST = 1e-12  # of a probability whose logarithm is taken
+
+
+def bias_name(layer: Layer) -> str:
+    """The input that takes a layer's bias."""
+    return f"{layer.name}:bias"
+
+
+def truth_name(output: str) -> str:
+    """The input that takes the float model's output; as softened probabilities where it is a distribution."""
+    return f"{output}:truth"
+
+
+def distillation_loss(
+    quantized: onnx.ModelProto,
+    layers: Sequence[Layer],
+    biases: Mapping[str, FloatArray],
+    units: Mapping[str, FloatArray],
+    heads: Mapping[str, Head],
+    truth: Mapping[str, npt.NDArray[np.float32]],
+) -> onnx.ModelProto:
+    """Requires a written model with one byte a code; biases are by layer, in their units; truth gives the shapes."""
+    form = _FloatForm(quantized)
+    for layer in layers:
+        if layer.name in biases:
+            value = form.writer.parameter(bias_name(layer), biases[layer.name], units[layer.name])
+            form.replace_bias(layer, value)
+    form.write()
+    writer = form.writer
+    parts = []
+    for name, head in heads.items():
+        wanted = writer.input(truth_name(name), truth[name].shape[1:])
+        energy = float(np.mean(np.square(truth[name], dtype=np.float64)))
+        if head is Head.VALUES:
+            parts.append(writer.squared_error(name, wanted, energy))
+        else:
+            parts.append(_cross_entropy(writer, name, wanted, head))
+    total = parts[0]
+    for part in parts[1:]:
+        total = writer.add("Add", [total, part])
+    return writer.finish(total)
+
+
+def _cross_entropy(writer: LossWriter, name: str, wanted: str, head: Head) -> str:
+    """The softened divergence but for the float model's own entropy, which nothing changes."""
+    logits = name if head is Head.LOGITS else writer.add("Log", [writer.clip(name, SMALLEST, 1.0)])
+    softened = writer.add("Div", [logits, writer.constant("temperature", np.float32(TEMPERATURE))])
+    logarithms = writer.add("LogSoftmax", [softened], axis=-1)
+    axes = writer.constant("axes", [-1], np.int64)
+    each = writer.add("ReduceSum", [writer.add("Mul", [wanted, logarithms]), axes], keepdims=0)
+    return writer.add("Neg", [writer.mean(each)])
+
+
+class _FloatForm:
+    """A QDQ model rewritten so that gradients pass through its quantizers."""
+
+    def __init__(self, quantized: onnx.ModelProto) -> None:
+        self.index = GraphIndex(quantized.graph)
+        self.graph = quantized.graph
+        self.writer = LossWriter(quantized)
+        self.writer.inputs.extend(value for value in quantized.graph.input if value.name in self.index.inputs)
+        self.biases: dict[tuple[str, int], str] = {}  # by node and place
+
+    def replace_bias(self, layer: Layer, value: str) -> None:
+        """Feeds a layer's bias from a parameter."""
+        name = layer.bias_node or layer.name
+        place = 2
+        if layer.bias_node is not None:
+            node = next(node for node in self.graph.node if node.name == name)
+            place = next(i for i, read in enumerate(node.input) if read in self.index.initializers)
+        self.biases[name, place] = value
+
+    def write(self) -> None:
+        """All nodes, with every quantizer in a form that can be differentiated."""
+        for node in self.graph.node:
+            if node.op_type == "QuantizeLinear" or self._is_clip_of_codes(node):
+                continue
+            if node.op_type == "DequantizeLinear":
+                self._dequantize(node)
+                continue
+            copy = self.writer.copy(node)
+            for (name, place), value in self.biases.items():
+                if name == node.name:
+                    copy.input.extend([""] * (place + 1 - len(copy.input)))
+                    copy.input[place] = value
+
+    def _is_clip_of_codes(self, node: onnx.NodeProto) -> bool:
+        maker = self.index.producers.get(node.input[0]) if node.input else None
+        return node.op_type == "Clip" and maker is not None and maker.op_type == "QuantizeLinear"
+
+    def _dequantize(self, node: onnx.NodeProto) -> None:
+        scale, zero = (self.index.constant(name) for name in node.input[1:3])
+        assert scale is not None
+        assert zero is not None
+        axis = attributes(node).get("axis", 1) if scale.ndim else None
+        codes = self.index.constant(node.input[0])
+        if codes is not None:
+            values = (codes.astype(np.int32) - along(zero, axis, codes.ndim)) * along(scale, axis, codes.ndim)
+            tensor = numpy_helper.from_array(values.astype(np.float32), node.output[0])
+            self.writer.constants.append(tensor)
+            return
+        maker, bounds = self.index.producers[node.input[0]], np.iinfo(zero.dtype)
+        low, high = int(bounds.min), int(bounds.max)
+        if maker.op_type == "Clip":
+            low, high = (int(self.index.constant(name)) for name in maker.input[1:3])  # type: ignore[arg-type]
+            maker = self.index.producers[maker.input[0]]
+        grid = (self.writer.constant("scale", scale), self.writer.constant("zero", zero.astype(np.float32)))
+        self.writer.fake_quantize(maker.input[0], *grid, (low, high), axis)
+        self.writer.nodes[-1].output[0] = node.output[0]

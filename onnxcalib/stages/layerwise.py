@@ -1,0 +1,161 @@
+"""Every layer trained by itself: in parallel on the float model's inputs, or in turn on the quantized network's."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onnxcalib.data import Dataset, first
+from onnxcalib.engine.gradients import NoGradientError
+from onnxcalib.engine.inference import Session
+from onnxcalib.model.extract import with_outputs
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.placement import Places
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.qdq import write_qdq
+from onnxcalib.numerics.grid import Grid
+from onnxcalib.plan import Candidates, LayerParams, QuantPlan
+from onnxcalib.recipe import Engine, LayerOptimizer, Precision
+from onnxcalib.stages.adaquant import LayerProblem, Optimised, Schedule, optimise
+from onnxcalib.stages.calibrate import Progress
+from onnxcalib.stages.capture import Spilled, capture
+from onnxcalib.targets import Placement, Storage, Target
+
+# What lies on disk at a time, unless a single layer takes more.
+SPILL_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class Layerwise:
+    """What both flavours work on."""
+
+    model: Model
+    layers: Sequence[Layer]
+    places: Places
+    target: Target
+    data: Dataset
+    schedule: Schedule
+    engine: Engine
+    optimizer: LayerOptimizer
+    seed: int
+    workers: int
+    progress: Progress
+    strict: bool = False  # fail where a layer has no gradient
+
+    def parallel(self, candidates: Candidates) -> Candidates:
+        """Inputs and targets from the float model: every layer at every precision is a job of its own."""
+        total = sum(len(choices) for choices in candidates.layers.values())
+        trained: dict[str, dict[Precision, LayerParams]] = {name: {} for name in candidates.layers}
+        done = 0
+        with ThreadPoolExecutor(self.workers) as pool:
+            for chunk in self._chunks():
+                with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
+                    for name, precision, future in self._submit(pool, candidates, chunk, Path(folder)):
+                        trained[name][precision] = future.result().params
+                        done += 1
+                        self.progress("adaquant", done, total)
+        return replace(candidates, layers=trained)
+
+    def sequential(self, plan: QuantPlan) -> QuantPlan:
+        """Targets from the float model, inputs from the network whose earlier layers are already trained."""
+        for place, layer in enumerate(self.layers):
+            with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
+                found = self._in_turn(plan, layer, Path(folder))
+            if found is not None and found.after < found.before:
+                plan = with_layer(plan, layer, found.params)
+            self.progress("sequential adaquant", place + 1, len(self.layers))
+        return plan
+
+    def _in_turn(self, plan: QuantPlan, layer: Layer, folder: Path) -> Optimised | None:
+        # No fused placement: a Relu that the writer leaves out, as a narrow grid repeats it, would take a tensor away.
+        plain = replace(self.target, storage=Storage.INT8, placement=Placement.LAYER_INPUTS)
+        quantized = write_qdq(self.model, self.layers, plan, plain)
+        grids = {layer.input: plan.carried[layer.input]} if layer.input in plan.carried else {}
+        inputs = capture(quantized, [layer.input], self.data, _made(folder / "inputs"), grids)
+        targets = capture(self.model.proto, [layer.activated], self.data, _made(folder / "targets"))
+        if not inputs or not targets:
+            return None
+        problem = self._problem(
+            layer, plan.precisions[layer.name], plan.layers[layer.name], plan.layer_input(layer.input)
+        )
+        return self._optimised(problem, inputs[layer.input], targets[layer.activated], 0)
+
+    def _submit(
+        self, pool: Executor, candidates: Candidates, layers: Sequence[Layer], folder: Path
+    ) -> Iterator[tuple[str, Precision, Future[Optimised]]]:
+        names = [name for layer in layers for name in (layer.input, layer.activated)]
+        spilled = capture(self.model.proto, names, self.data, folder)
+        carried = {
+            layer.input: candidates.carried[layer.input] for layer in layers if layer.input in candidates.carried
+        }
+        read = capture(self.model.proto, list(carried), self.data, _made(folder / "carried"), carried)
+        jobs = []
+        for layer in layers:
+            inputs, targets = {**spilled, **read}.get(layer.input), spilled.get(layer.activated)
+            for precision, params in candidates.layers[layer.name].items():
+                grid = candidates.inputs[layer.input].get(precision.activation) or candidates.carried[layer.input]
+                problem = self._problem(layer, precision, params, grid)
+                if inputs is None or targets is None:
+                    jobs.append((layer.name, precision, pool.submit(Optimised, params, 0.0, 0.0)))
+                else:
+                    jobs.append((layer.name, precision, pool.submit(self._optimised, problem, inputs, targets, 1)))
+        # Long layers first would finish sooner, but results are wanted in order.
+        yield from jobs
+
+    def _optimised(self, problem: LayerProblem, inputs: Spilled, targets: Spilled, threads: int) -> Optimised:
+        try:
+            return optimise(problem, inputs, targets, self.schedule, self.engine, self.seed, threads)
+        except NoGradientError as error:
+            if self.strict:
+                raise
+            return Optimised(problem.start, 0.0, 0.0, str(error))
+
+    def _problem(self, layer: Layer, precision: Precision, start: LayerParams, grid: Grid) -> LayerProblem:
+        tensor = self.places.group(layer)
+        # At eight bits a carried tensor is read as it is; a grid that several layers share stays as it is.
+        own = not tensor.carried or precision.activation < 8
+        kind = self.target.activation_kind(precision.activation) if own else None
+        return LayerProblem(
+            self.model, layer, self.target, start, precision.weight, grid, kind, len(tensor.layers) == 1, self.optimizer
+        )
+
+    def _chunks(self) -> Iterator[list[Layer]]:
+        """Layers whose inputs and outputs fit on disk together."""
+        sizes = self._bytes_a_sample()
+        chunk: list[Layer] = []
+        held = 0
+        for layer in self.layers:
+            own = 2 * sizes[layer.input] + sizes[layer.activated]
+            if chunk and (held + own) * len(self.data) > SPILL_BYTES:
+                yield chunk
+                chunk, held = [], 0
+            chunk.append(layer)
+            held += own
+        yield chunk
+
+    def _bytes_a_sample(self) -> Mapping[str, int]:
+        inputs = {value.name for value in self.model.proto.graph.input}
+        names = dict.fromkeys(name for layer in self.layers for name in (layer.input, layer.activated))
+        session = Session(with_outputs(self.model.proto, [name for name in names if name not in inputs]))
+        feed = next(iter(first(self.data, 1).batches(1)))
+        return {name: value.nbytes for name, value in {**feed, **session.run(feed)}.items()}
+
+
+def with_layer(plan: QuantPlan, layer: Layer, params: LayerParams) -> QuantPlan:
+    """The plan with other codes, grids and bias for one layer."""
+    inputs = plan.inputs if params.input is None else {**plan.inputs, layer.input: params.input}
+    return replace(plan, layers={**plan.layers, layer.name: params}, inputs=inputs)
+
+
+def default_workers() -> int:
+    """One for each core."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

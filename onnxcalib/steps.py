@@ -1,0 +1,193 @@
+"""The stages as steps of one job: each takes what the step before made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from onnxcalib.data import Dataset, first, split
+from onnxcalib.engine.inference import Session, samples_in
+from onnxcalib.errors import DataError
+from onnxcalib.job import Job
+from onnxcalib.model.extract import with_outputs
+from onnxcalib.numerics.loss import TEMPERATURE, LossKind
+from onnxcalib.plan import Candidates, QuantPlan
+from onnxcalib.recipe import (
+    MAX_BITS,
+    BatchNormReference,
+    Engine,
+    LayerOptimizer,
+    Precision,
+    RangeMethod,
+    Recipe,
+    Training,
+)
+from onnxcalib.stages import sensitivity as sensitivity_stage
+from onnxcalib.stages.adaquant import SCHEDULES
+from onnxcalib.stages.allocate import minimise_loss
+from onnxcalib.stages.batchnorm import Tuned, Tuner
+from onnxcalib.stages.biastune import BiasTuned, BiasTuner
+from onnxcalib.stages.calibrate import Statistics, calibrate
+from onnxcalib.stages.fixed import fixed_precision
+from onnxcalib.stages.layerwise import Layerwise
+from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign, limits_of, pins_of
+from onnxcalib.stages.rounding import Menu, Ranges, round_to_nearest
+from onnxcalib.stages.sensitivity_table import SensitivityTable
+from onnxcalib.stages.teacher import Teacher
+from onnxcalib.stages.wishes import menus_of
+
+HELD_OUT = 128
+RANGE_SAMPLES = 256
+RANGE_MARGIN = 0.9
+RANGE_CANDIDATES = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTILE)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A plan trained layer by layer, and the held-out loss before and after."""
+
+    plan: QuantPlan
+    before: float
+    after: float
+
+
+def fixed_plan(job: Job, statistics: Statistics) -> QuantPlan:
+    precisions = fixed_precision(job.layers, job.places, job.recipe.bits[0], job.recipe.edge_bits)
+    menu = {name: (precision,) for name, precision in precisions.items()}
+    return _rounded(job, statistics, menu).stitch(precisions)
+
+
+def rounded_candidates(job: Job, statistics: Statistics) -> Candidates:
+    return _rounded(job, statistics, menu_of(job))
+
+
+def candidates_of(job: Job) -> Candidates:
+    """Every layer at every precision on offer."""
+    return rounded_candidates(job, calibrate(job.model, job.places, job.data, job.progress))
+
+
+def menu_of(job: Job) -> Menu:
+    """What each layer may get."""
+    return menus_of(job.layers, job.recipe)
+
+
+def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
+    """Every layer at every precision of the menu, with the ranges asked for or those that suit the model."""
+
+    def at(method: RangeMethod, weights: RangeMethod) -> Candidates:
+        ranges = Ranges(dict.fromkeys(widths, method), weights)
+        return round_to_nearest(job.model, job.layers, job.places, statistics, menu, job.target, ranges)
+
+    def loss_of(method: RangeMethod) -> float:
+        return teacher.loss_of(job.write(at(method, RangeMethod.MSE).stitch(lowest)))
+
+    widths = {MAX_BITS} | {choice.activation for choices in menu.values() for choice in choices}
+    if job.recipe.ranges is not RangeMethod.AUTO:
+        return at(job.recipe.ranges, job.recipe.ranges)
+    lowest = {name: choices[0] if len(choices) == 1 else min(job.recipe.bits) for name, choices in menu.items()}
+    teacher = Teacher(job.model, first(job.data, RANGE_SAMPLES), temperature=TEMPERATURE)
+    losses = {method: loss_of(method) for method in RANGE_CANDIDATES}
+    best = min(losses, key=losses.__getitem__)
+    # Ranges that clip more are fragile once tuning moves the activations: they must be clearly better.
+    clearly = losses[best] < RANGE_MARGIN * losses[RangeMethod.MSE]
+    return at(best if clearly else RangeMethod.MSE, RangeMethod.MSE)
+
+
+def check_reachable(job: Job, candidates: Candidates) -> None:
+    """Fails now if no assignment can keep the limits, before hours of measuring and training."""
+    if len(job.recipe.bits) == 1:
+        return
+    names = {layer.input for layer in job.layers}
+    inputs = {value.name for value in job.model.proto.graph.input}
+    session = Session(with_outputs(job.model.proto, sorted(names - inputs)))
+    feed = next(iter(job.data.batches(1)))
+    samples = samples_in(feed, job.data)
+    elements = {name: value.size / samples for name, value in {**feed, **session.run(feed)}.items() if name in names}
+    table = add_cost_tables(sensitivity_stage.unmeasured(_problem(job, candidates), elements), job.recipe)
+    minimise_loss(table, limits_of(table, job.recipe), pins_of(table, job.recipe))
+
+
+def measure_sensitivity(job: Job, candidates: Candidates) -> sensitivity_stage.Measured:
+    """The sensitivity table of the job's layers."""
+    data = first(job.data, sensitivity_stage.SAMPLES)
+    return sensitivity_stage.measure(_problem(job, candidates), data, _loss_kind(job.recipe), job.progress)
+
+
+def _problem(job: Job, candidates: Candidates) -> sensitivity_stage.Problem:
+    return sensitivity_stage.Problem(
+        job.model, job.layers, job.places, job.target, candidates, menu_of(job), job.recipe.base
+    )
+
+
+def assign_bits(job: Job, candidates: Candidates, table: SensitivityTable) -> Assigned:
+    """The integer program's choice, measured on the assembled model."""
+    return assign(table, job.recipe, measured_by(job, candidates))
+
+
+def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:
+    """The loss of assembled models on the samples that the sensitivity was measured on."""
+    teacher = Teacher(job.model, first(job.data, sensitivity_stage.SAMPLES), _loss_kind(job.recipe))
+    return lambda choices: teacher.loss_of(job.write(candidates.stitch(choices)))
+
+
+def parted(data: Dataset) -> tuple[Dataset, Dataset]:
+    """Most of the samples to learn from, and the others to judge by."""
+    if len(data) >= 8:
+        # Samples that come in one piece, as a model with a fixed batch takes them, cannot be parted.
+        with contextlib.suppress(DataError):
+            return split(data, min(HELD_OUT, len(data) // 4))
+    return data, data
+
+
+def tune_batch_norm(job: Job, plan: QuantPlan) -> Tuned:
+    """Batch-norm tuning on most of the samples, judged on the others."""
+    data, held_out = parted(job.data)
+    teacher = Teacher(job.model, held_out, _loss_kind(job.recipe), TEMPERATURE)
+    reference = job.recipe.bn_reference or BatchNormReference.FLOAT
+    return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
+
+
+def train_in_parallel(job: Job, candidates: Candidates) -> Candidates:
+    """Every layer at every precision, trained on the float model's inputs."""
+    return _layerwise(job).parallel(candidates)
+
+
+def train_in_turn(job: Job, plan: QuantPlan) -> Trained:
+    """Layer after layer, trained on the quantized network's inputs; kept if the held-out loss falls."""
+    teacher = Teacher(job.model, parted(job.data)[1], temperature=TEMPERATURE)
+    trained = _layerwise(job).sequential(plan)
+    before, after = (teacher.loss_of(job.write(each)) for each in (plan, trained))
+    return Trained(trained, before, after) if after < before else Trained(plan, before, before)
+
+
+def tune_biases(job: Job, plan: QuantPlan) -> BiasTuned:
+    """Bias tuning on most of the samples, judged on the others."""
+    data, held_out = parted(job.data)
+    teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
+    engine = job.recipe.engine or Engine.AUTO
+    tuner = BiasTuner(job.model, job.layers, job.target, data, teacher, engine, bool(job.recipe.strict))
+    return tuner.tune(plan, job.progress)
+
+
+def _layerwise(job: Job) -> Layerwise:
+    recipe = job.recipe
+    schedule = SCHEDULES[recipe.training or Training.STANDARD]
+    return Layerwise(
+        job.model,
+        job.layers,
+        job.places,
+        job.target,
+        parted(job.data)[0],
+        replace(schedule, steps=recipe.steps or schedule.steps),
+        recipe.engine or Engine.AUTO,
+        recipe.layer_optimizer or LayerOptimizer.ADAQUANT,
+        recipe.seed,
+        job.workers,
+        job.progress,
+        bool(recipe.strict),
+    )
+
+
+def _loss_kind(recipe: Recipe) -> LossKind:
+    return recipe.loss or LossKind.DISTILLATION
