@@ -18,7 +18,7 @@ from onnxcalib.model.io import check_writable, load, write_model
 from onnxcalib.model.layers import LayerList
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.plan import QuantPlan
-from onnxcalib.recipe import MIXED, Engine, Pipeline, Recipe
+from onnxcalib.recipe import MIXED, Engine, LayerOptimizer, Pipeline, Recipe
 from onnxcalib.stages.batchnorm import Tuned
 from onnxcalib.stages.biastune import BiasTuned
 from onnxcalib.stages.calibrate import Progress, calibrate
@@ -73,6 +73,11 @@ class Result:
     tuned: Tuned | None = None
     trained: Trained | None = None
     biases: BiasTuned | None = None
+
+    @property
+    def optimizer(self) -> LayerOptimizer:
+        """What trained the layers, if anything did."""
+        return self.recipe.layer_optimizer or LayerOptimizer.ADAQUANT
 
     def save(self, path: str | Path) -> None:
         """Writes the model file, under a temporary name first."""

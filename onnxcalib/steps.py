@@ -50,6 +50,7 @@ class Trained:
     plan: QuantPlan
     before: float
     after: float
+    obstacles: tuple[str, ...] = ()  # why layers could not be trained
 
 
 def fixed_plan(job: Job, statistics: Statistics) -> QuantPlan:
@@ -150,15 +151,15 @@ def tune_batch_norm(job: Job, plan: QuantPlan) -> Tuned:
 
 def train_in_parallel(job: Job, candidates: Candidates) -> Candidates:
     """Every layer at every precision, trained on the float model's inputs."""
-    return _layerwise(job).parallel(candidates)
+    return layerwise(job).parallel(candidates)
 
 
 def train_in_turn(job: Job, plan: QuantPlan) -> Trained:
     """Layer after layer, trained on the quantized network's inputs; kept if the held-out loss falls."""
     teacher = Teacher(job.model, parted(job.data)[1], temperature=TEMPERATURE)
-    trained = _layerwise(job).sequential(plan)
+    trained, obstacles = layerwise(job).sequential(plan)
     before, after = (teacher.loss_of(job.write(each)) for each in (plan, trained))
-    return Trained(trained, before, after) if after < before else Trained(plan, before, before)
+    return Trained(trained, before, after, obstacles) if after < before else Trained(plan, before, before, obstacles)
 
 
 def tune_biases(job: Job, plan: QuantPlan) -> BiasTuned:
@@ -170,7 +171,8 @@ def tune_biases(job: Job, plan: QuantPlan) -> BiasTuned:
     return tuner.tune(plan, job.progress)
 
 
-def _layerwise(job: Job) -> Layerwise:
+def layerwise(job: Job) -> Layerwise:
+    """Training of single layers, as the recipe asks for it."""
     recipe = job.recipe
     schedule = SCHEDULES[recipe.training or Training.STANDARD]
     return Layerwise(

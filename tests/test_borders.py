@@ -16,7 +16,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 ROOMS = {
     "onnx_graphsurgeon": "model/*",
     "onnxruntime": "engine/*",
-    "highspy": "stages/allocate.py",
+    "highspy": "stages/program.py",
     "click": "cli/*",
 }
 

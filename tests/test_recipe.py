@@ -8,21 +8,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recipe_files import assert_there_and_back, lists_of_words, words, written
 
-from onnxcalib import Pipeline, Precision, RangeMethod, Recipe, RecipeError, read_recipe, write_recipe
+from onnxcalib import Pipeline, Precision, RangeMethod, Recipe, RecipeError, read_recipe
 from onnxcalib.recipe import parse_bits, read_options
 
 BITS = st.integers(2, 8)
 precisions = st.builds(Precision, BITS, BITS)
-words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-patterns = st.lists(words, max_size=3).map(tuple)
 
 shared = {
     "edge_bits": st.none() | BITS,
     "target": words,
     "ranges": st.sampled_from(RangeMethod),
-    "include": patterns,
-    "exclude": patterns,
+    "include": lists_of_words,
+    "exclude": lists_of_words,
     "seed": st.integers(-(2**31), 2**31),
 }
 recipes = st.builds(Recipe, bits=precisions.map(lambda one: (one,)), **shared) | st.builds(
@@ -84,15 +83,7 @@ def test_a_recipe_cannot_be_changed() -> None:
 @settings(max_examples=150)
 @given(recipes)
 def test_toml_there_and_back(tmp_path_factory: pytest.TempPathFactory, recipe: Recipe) -> None:
-    path = tmp_path_factory.getbasetemp() / "recipe.toml"
-    path.write_text(write_recipe(recipe), encoding="utf-8", newline="")
-    assert read_recipe(path) == recipe
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "recipe.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
+    assert_there_and_back(tmp_path_factory.getbasetemp(), recipe)
 
 
 @pytest.mark.parametrize("line", ['bits = "w4a8"', 'bits = ["w4a8"]'])

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recipe_files import assert_there_and_back, lists_of_words, words, written
 
-from onnxcalib import Pipeline, Precision, Recipe, RecipeError, read_recipe, write_recipe
+from onnxcalib import Pipeline, Precision, Recipe, RecipeError, read_recipe
 from onnxcalib.numerics.loss import LossKind
 from onnxcalib.recipe import BatchNormReference, parse_bits, parse_pair, read_options
 
@@ -104,15 +105,13 @@ def test_what_is_no_pair_is_refused(text: str) -> None:
         parse_pair("pin", text)
 
 
-words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-lists = st.lists(words, max_size=3).map(tuple)
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
 shared = {
     "bits": st.permutations(MIX).map(tuple),
     "edge_bits": st.none() | st.integers(2, 8),
-    "limits": lists,
-    "costs": lists,
-    "pins": lists,
+    "limits": lists_of_words,
+    "costs": lists_of_words,
+    "pins": lists_of_words,
     "loss": st.none() | st.sampled_from(LossKind),
     "bn_reference": st.none() | st.sampled_from(BatchNormReference),
 }
@@ -124,15 +123,7 @@ recipes = st.builds(light, compression=positive, max_loss=st.none() | positive, 
 @settings(max_examples=120)
 @given(recipes)
 def test_toml_there_and_back(tmp_path_factory: pytest.TempPathFactory, recipe: Recipe) -> None:
-    path = tmp_path_factory.getbasetemp() / "light.toml"
-    path.write_text(write_recipe(recipe), encoding="utf-8", newline="")
-    assert read_recipe(path) == recipe
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "recipe.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
+    assert_there_and_back(tmp_path_factory.getbasetemp(), recipe)
 
 
 def test_a_recipe_by_hand(tmp_path: Path) -> None:

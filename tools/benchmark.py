@@ -3,7 +3,12 @@
 
     python tools/benchmark.py ZOO plain     # 8 bit and w4a8 files, beside onnxruntime's quantize_static in the same run
     python tools/benchmark.py ZOO light     # batch-norm tuning and mixed precision, beside both greedy baselines
-    python tools/benchmark.py ZOO memory    # peak memory at 512 and at 2,048 calibration samples
+    python tools/benchmark.py ZOO ablation-resnet20      # the advanced pipeline step by step, fixed and mixed precision
+    python tools/benchmark.py ZOO ablation-mobilenet_v2
+    python tools/benchmark.py ZOO advanced-resnet20      # further precisions beside AdaRound, few samples, both engines
+    python tools/benchmark.py ZOO advanced-mobilenet_v2
+    python tools/benchmark.py ZOO step      # a training step in forward passes of the same layer
+    python tools/benchmark.py ZOO memory    # peak memory at 512 and at 2,048 samples, and of the advanced pipeline
     python tools/benchmark.py ZOO sensitivity   # cost of the sensitivity table in float passes
 
 ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, cifar_resnet20_fused.onnx, imagenet_train512.npz,
@@ -30,7 +35,7 @@ import numpy as np
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
 from onnxcalib.job import read_prepared
-from onnxcalib.recipe import parse_bits
+from onnxcalib.recipe import Engine, LayerOptimizer, parse_bits
 from onnxcalib.targets import find_target
 
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -174,6 +179,121 @@ def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
     report(case, rows)
 
 
+def ablation(case: Case, folder: Path) -> None:
+    """Every step of the advanced pipeline on the record: at w4a4 with edges at 8 bits, then mixed at 0.15."""
+    from onnxcalib import steps
+    from onnxcalib.job import start
+
+    fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8)
+    mixed_recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15)
+    for recipe in (fixed, mixed_recipe):
+        job = start(case.model, case.calibration, recipe).jobs[0]
+        rounded = steps.candidates_of(job)
+        plans = {}
+        if recipe is fixed:
+            plans["plain"] = rounded.stitch({name: choices[-1] for name, choices in _at_fixed(job).items()})
+        trained = steps.train_in_parallel(job, rounded)
+        if recipe is fixed:
+            plan = trained.stitch({name: choices[-1] for name, choices in _at_fixed(job).items()})
+            plans["+ parallel AdaQuant"] = plan
+            plans["sequential AdaQuant alone"] = steps.train_in_turn(job, plans["plain"]).plan
+        else:
+            table = steps.measure_sensitivity(job, rounded).table
+            plans["plain + IP"] = rounded.stitch(steps.assign_bits(job, rounded, table).allocation.choices)
+            table = steps.measure_sensitivity(job, trained).table
+            plan = trained.stitch(steps.assign_bits(job, trained, table).allocation.choices)
+            plans["parallel AdaQuant + IP"] = plan
+        plan = plans["+ BN tuning"] = steps.tune_batch_norm(job, plan).plan
+        plan = plans["+ sequential AdaQuant"] = steps.train_in_turn(job, plan).plan
+        plans["+ bias tuning"] = steps.tune_biases(job, plan).plan
+        rows = {}
+        for name, each in plans.items():
+            path = folder / f"{case.name}_ablation_{len(rows)}.onnx"
+            onnxcalib.write_model(job.write(each), path)
+            rows[f"{','.join(map(str, recipe.bits))} {name}"] = path
+        report(case, rows)
+
+
+def _at_fixed(job: Any) -> dict[str, Any]:
+    from onnxcalib.stages.fixed import fixed_precision
+
+    chosen = fixed_precision(job.layers, job.places, job.recipe.bits[0], job.recipe.edge_bits)
+    return {name: (precision,) for name, precision in chosen.items()}
+
+
+def advanced(case: Case, folder: Path) -> None:
+    """The advanced pipeline at further precisions; on the small network also AdaRound, few samples, both engines."""
+    start = Recipe(Pipeline.ADVANCED)
+    recipes = {bits: replace(start, bits=parse_bits(bits), edge_bits=8) for bits in ("8", "w4a8", "w4a4")}
+    if case.name == "mobilenet_v2":
+        recipes["w4a4,w8a8 at 0.15"] = replace(start, bits=parse_bits("w4a4,w8a8"), compression=0.15)
+    else:
+        recipes["w4a4 paper target"] = replace(recipes["w4a4"], target="paper")
+        for bits in ("w4a4", "w3a3", "w2a4"):
+            recipes[bits] = replace(start, bits=parse_bits(bits), edge_bits=8)
+            recipes[f"{bits} adaround"] = replace(recipes[bits], layer_optimizer=LayerOptimizer.ADAROUND)
+        recipes["w4a4 standard engine"] = replace(recipes["w4a4"], engine=Engine.STANDARD)
+    rows = {f"advanced {name}": quantized(case, folder, f"advanced {name}", each) for name, each in recipes.items()}
+    if case.name != "mobilenet_v2":
+        images = np.load(case.calibration)["input"]
+        for count in (64, 1):
+            few = replace(case, calibration=folder / f"cifar_{count}.npz")
+            np.savez(few.calibration, input=images[:count])
+            for pipeline in (Pipeline.PLAIN, Pipeline.ADVANCED):
+                label = f"{pipeline} w4a4, {count} images"
+                rows[label] = quantized(few, folder, label, Recipe(pipeline, bits=parse_bits("w4a4"), edge_bits=8))
+    report(case, rows)
+
+
+def step(_cases: dict[str, Case], folder: Path) -> None:
+    """A training step of a 3x3 convolution, in forward passes of the same layer; both in one run, several times."""
+    import time
+
+    from onnx import TensorProto, helper
+
+    from onnxcalib.engine.inference import Session
+    from onnxcalib.job import start
+    from onnxcalib.stages.adaquant import STANDARD, LayerTraining
+    from onnxcalib.stages.capture import capture
+    from onnxcalib.steps import candidates_of, layerwise
+
+    for channels, size in ((64, 56), (256, 14)):
+        rng = np.random.default_rng(0)
+        weight = (rng.standard_normal((channels, channels, 3, 3)) / np.sqrt(9 * channels)).astype(np.float32)
+        shape = ["n", channels, size, size]
+        value = helper.make_tensor_value_info
+        nodes = [
+            helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c"], ["y"], "relu"),
+        ]
+        constants = [
+            helper.make_tensor("w", TensorProto.FLOAT, weight.shape, weight.tobytes(), raw=True),
+            helper.make_tensor("b", TensorProto.FLOAT, [channels], np.zeros(channels, np.float32).tobytes(), raw=True),
+        ]
+        graph = helper.make_graph(
+            nodes, "g", [value("x", TensorProto.FLOAT, shape)], [value("y", TensorProto.FLOAT, shape)], constants
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        images = np.maximum(rng.standard_normal((48, channels, size, size)), 0).astype(np.float32)
+        job = start(model, {"x": images}, Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a8"))).jobs[0]
+        candidates, layer = candidates_of(job), job.layers[0]
+        spilled = capture(job.model.proto, ["x", "y"], job.data, folder)
+        precision = job.recipe.bits[0]
+        params, grid = candidates.layers[layer.name][precision], candidates.inputs["x"][8]
+        problem = layerwise(job).problem(layer, precision, params, grid)
+        for engine in (Engine.AUTO, Engine.STANDARD):
+            training = LayerTraining(problem, spilled["x"], spilled["y"], STANDARD, engine, 0)
+            session, batch = Session(job.model.proto), images[: STANDARD.batch]
+            ratios = []
+            for number in range(1, 8):
+                began = time.perf_counter()
+                session.run({"x": batch})
+                middle = time.perf_counter()
+                training.step(rng, number)
+                ratios.append((time.perf_counter() - middle) / (middle - began))
+            print(f"conv {channels} 3x3 on {size}x{size}, {engine}: a step is {np.median(ratios):.2f} forward passes")
+
+
 def memory(cases: dict[str, Case], folder: Path) -> None:
     """Peak memory of two processes that differ only in the number of samples."""
     case = cases["mobilenet_v2"]
@@ -184,11 +304,16 @@ def memory(cases: dict[str, Case], folder: Path) -> None:
         command = [sys.executable, __file__, "--peak", str(case.model), str(data)]
         peaks[samples] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(f"peak memory MB {peaks}, ratio {peaks[2048] / peaks[512]:.3f}")
+    command = [sys.executable, __file__, "--peak", str(case.model), str(case.calibration), "advanced"]
+    print("peak memory MB, advanced, w4a4:", subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def peak(model: str, data: str) -> None:
-    """Prints this process's peak memory after a plain run."""
-    onnxcalib.quantize(model, data)
+def peak(model: str, data: str, pipeline: str = "plain") -> None:
+    """Prints this process's peak memory after a run; training steps are few, for they do not add to it."""
+    recipe = Recipe()
+    if pipeline == "advanced":
+        recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8, steps=10)
+    onnxcalib.quantize(model, data, recipe)
     # getrusage would report the parent's peak where that is higher: it outlives exec, this does not.
     status = Path("/proc/self/status").read_text().splitlines()
     print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024)
@@ -207,8 +332,11 @@ def sensitivity(cases: dict[str, Case], _folder: Path) -> None:
 def main() -> None:
     """Runs one part."""
     if sys.argv[1:2] == ["--peak"]:
-        return peak(*sys.argv[2:4])
-    parts = {"plain": plain, "light": light, "memory": memory, "sensitivity": sensitivity}
+        return peak(*sys.argv[2:5])
+    parts = {"plain": plain, "light": light, "memory": memory, "sensitivity": sensitivity, "step": step}
+    for name in ("resnet20", "mobilenet_v2"):
+        parts[f"ablation-{name}"] = lambda cases, folder, name=name: ablation(cases[name], folder)
+        parts[f"advanced-{name}"] = lambda cases, folder, name=name: advanced(cases[name], folder)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("zoo", type=Path)
     parser.add_argument("part", choices=parts)

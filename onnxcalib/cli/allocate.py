@@ -10,8 +10,8 @@ import click
 
 from onnxcalib.cli.options import FILE, console, with_runtime
 from onnxcalib.cli.recipes import MIXED, recipe_from, with_options
-from onnxcalib.model.io import replacing
-from onnxcalib.recipe import Pipeline
+from onnxcalib.model.io import check_writable, replacing
+from onnxcalib.recipe import MIN_BITS, Pipeline, Precision
 from onnxcalib.report.tables import allocation_line, allocation_table
 from onnxcalib.stages.mixed import METHODS, solve
 from onnxcalib.stages.sensitivity_table import load
@@ -32,8 +32,10 @@ def allocate(table: Path, method: str, output: Path | None, **options: Any) -> N
     onnxcalib allocate table.csv --max-loss 0.05 --pin '*fc*=w8a8'
     """
     loaded = load(table)
-    bits = tuple(sorted({choice for row in loaded.layers for choice in row.losses}))
-    recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=bits)
+    # The table says what each layer may take; the recipe's own list of bits decides nothing here.
+    recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=(Precision(MIN_BITS, MIN_BITS), loaded.base))
+    if output is not None:
+        check_writable(output)
     found = solve(loaded, recipe, method)
     if output is not None:
         with replacing(output) as temporary:

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
-from onnxcalib.cli.recipes import QUANTIZER, recipe_from, with_options
-from onnxcalib.model.io import replacing
+from onnxcalib.cli.recipes import QUANTIZER, sweep_from, with_options
+from onnxcalib.errors import OutputError
+from onnxcalib.model.io import check_writable, replacing
 from onnxcalib.pipeline import compression_curve
-from onnxcalib.recipe import Pipeline
-from onnxcalib.report.plots import plot_curve
+from onnxcalib.report.plots import check_plot, plot_curve
 from onnxcalib.report.tables import curve_table
 
 
@@ -35,8 +35,8 @@ def curve(
     \b
     onnxcalib curve model.onnx -c calibration.npz --bits w4a4,w8a8 -o curve.csv --plot curve.png
     """
-    # The curve itself is the sweep; any compression that all assignments keep will do.
-    recipe = recipe_from(options, pipeline=Pipeline.LIGHT, compression=2.0)
+    recipe = sweep_from(options)
+    _check_outputs(output, plot)
     with progress_bar() as progress:
         found = compression_curve(
             model, calibration, recipe, points, measure, preprocess=preprocess_from(options), progress=progress
@@ -50,3 +50,11 @@ def curve(
     if plot is not None:
         plot_curve(found, recipe.loss or "distillation", plot)
     console().print(curve_table(found))
+
+
+def _check_outputs(output: Path, plot: Path | None) -> None:
+    if output.suffix != ".csv":
+        raise OutputError(f"the curve {output} does not end in .csv.", "Name a .csv file; --plot draws a picture.")
+    check_writable(output)
+    if plot is not None:
+        check_plot(plot)

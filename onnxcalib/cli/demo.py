@@ -18,7 +18,8 @@ RECIPES = {
     "w8a8_plain": Recipe(),
     "w4a4_plain": Recipe(bits=(Precision(4, 4),), edge_bits=8),
     "w4a4_light": Recipe(Pipeline.LIGHT, bits=(Precision(4, 4),), edge_bits=8),
-    "mixed_light": Recipe(Pipeline.LIGHT, bits=parse_bits("w4a4,w4a8,w8a8"), compression=0.18),
+    "w4a4_advanced": Recipe(Pipeline.ADVANCED, bits=(Precision(4, 4),), edge_bits=8),
+    "mixed_advanced": Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w4a8,w8a8"), compression=0.18),
 }
 
 
@@ -26,7 +27,7 @@ RECIPES = {
 @click.option("--out", type=FILE, default=Path("demo"), show_default=True, help="Folder for the quantized files.")
 @with_runtime
 def demo(out: Path) -> None:
-    """Quantize the small model in models/ four ways and compare each with float."""
+    """Quantize the small model in models/ five ways and compare each with float."""
     folder = find_models()
     try:
         out.mkdir(parents=True, exist_ok=True)

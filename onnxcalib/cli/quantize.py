@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
-from onnxcalib.cli.recipes import MIXED, PIPELINE, QUANTIZER, recipe_from, with_options
+from onnxcalib.cli.recipes import ADVANCED, MIXED, PIPELINE, QUANTIZER, recipe_from, with_options
+from onnxcalib.errors import RecipeError
 from onnxcalib.model.io import file_bytes
 from onnxcalib.pipeline import quantize as quantize_model
+from onnxcalib.recipe import Pipeline
 from onnxcalib.report.tables import story, summary
 
 
@@ -18,23 +20,35 @@ from onnxcalib.report.tables import story, summary
 @click.argument("model", type=FILE)
 @click.option("-c", "--calibration", required=True, type=FILE, help="npz, folder of arrays, images or .pb test sets.")
 @click.option("-o", "--output", required=True, type=FILE, help="The file to write.")
-@with_options(PIPELINE, QUANTIZER, MIXED)
+@with_options(PIPELINE, QUANTIZER, MIXED, ADVANCED)
+@click.option("--workers", type=click.IntRange(1), help="Layers trained side by side (default: one a core).")
 @image_options
 @with_runtime
-def quantize(model: Path, calibration: Path, output: Path, recipe: Path | None, **options: Any) -> None:
+def quantize(
+    model: Path, calibration: Path, output: Path, recipe: Path | None, workers: int | None, **options: Any
+) -> None:
     """Quantize MODEL with unlabelled calibration data.
 
     \b
     onnxcalib quantize model.onnx -c calibration.npz -o small.onnx
     onnxcalib quantize model.onnx -c images/ --bits w4a8 --edge-bits 8 --pipeline light -o small.onnx
     onnxcalib quantize model.onnx -c calibration.npz --pipeline light --bits w4a4,w8a8 --compression 0.18 -o small.onnx
+    onnxcalib quantize model.onnx -c calibration.npz --pipeline advanced --bits w4a4 --edge-bits 8 -o small.onnx
     """
     chosen = recipe_from(options, recipe)
+    if workers is not None and chosen.pipeline is not Pipeline.ADVANCED:
+        raise RecipeError(f"--workers has no effect in the {chosen.pipeline} pipeline.", "Add --pipeline advanced.")
     with progress_bar() as progress:
         result = quantize_model(
-            model, calibration, chosen, output=output, preprocess=preprocess_from(options), progress=progress
+            model,
+            calibration,
+            chosen,
+            output=output,
+            preprocess=preprocess_from(options),
+            progress=progress,
+            workers=workers,
         )
     screen = console(stderr=True)
-    for line in story(result.assigned, result.tuned):
+    for line in story(result):
         screen.print(line)
     screen.print(f"{output}: {summary(result.plan, file_bytes(model), file_bytes(output))}")

@@ -9,12 +9,16 @@ from typing import Any, TypeVar
 import click
 
 from onnxcalib.cli.options import FILE
+from onnxcalib.errors import RecipeError
 from onnxcalib.numerics.loss import LossKind
 from onnxcalib.recipe import (
     BatchNormReference,
+    Engine,
+    LayerOptimizer,
     Pipeline,
     RangeMethod,
     Recipe,
+    Training,
     parse_bits,
     parse_choice,
     read_options,
@@ -30,7 +34,9 @@ QUANTIZER = (
     click.option("--ranges", help=f"{', '.join(RangeMethod)} (default auto)."),
     click.option("--include", multiple=True, metavar="GLOB", help="Quantize only layers with such names."),
     click.option("--exclude", multiple=True, metavar="GLOB", help="Leave layers with such names float."),
-    click.option("--seed", type=int, help="Kept in the recipe; plain and light make no random choice (default 0)."),
+    click.option(
+        "--seed", type=int, help="For the order of training samples; plain and light make no random choice (default 0)."
+    ),
     click.option("--loss", help=f"{', '.join(LossKind)} (default distillation)."),
 )
 MIXED = (
@@ -46,7 +52,14 @@ PIPELINE = (
     click.option("--bn-reference", help=f"{', '.join(BatchNormReference)} (default float): whose channel statistics."),
     click.option("--recipe", type=FILE, help="TOML file with any of these options; options given here go on top."),
 )
-_ENUMS = ("pipeline", "ranges", "loss", "bn_reference")
+ADVANCED = (
+    click.option("--engine", help=f"{', '.join(Engine)} (default auto): who makes the gradients."),
+    click.option("--layer-optimizer", help=f"{', '.join(LayerOptimizer)} (default adaquant)."),
+    click.option("--training", help=f"{', '.join(Training)} (default standard): learning rates and iterations."),
+    click.option("--steps", type=int, help="Iterations a layer."),
+    click.option("--strict", is_flag=True, default=None, help="Fail where an op has no gradient."),
+)
+_ENUMS = ("pipeline", "ranges", "loss", "bn_reference", "engine", "layer_optimizer", "training")
 
 
 def with_options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], Command]:
@@ -67,6 +80,16 @@ def recipe_from(options: dict[str, Any], recipe: Path | None = None, **fixed: An
     if "bits" in given:
         given["bits"] = parse_bits(given["bits"])
     return Recipe(**(read_options(recipe) if recipe else {}) | given | fixed)
+
+
+def sweep_from(options: dict[str, Any]) -> Recipe:
+    """The recipe of a command that compares a list of bits and aims for nothing."""
+    if len(parse_bits(options["bits"] or "8")) == 1:
+        raise RecipeError(
+            f"--bits {options['bits'] or '8'} leaves nothing to compare.", "Give --bits a list such as w4a4,w8a8."
+        )
+    # A list needs an aim; any compression that all assignments keep will do.
+    return recipe_from(options, pipeline=Pipeline.LIGHT, compression=2.0)
 
 
 _FIELDS = set(Recipe.__dataclass_fields__)

@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
-from onnxcalib.cli.recipes import QUANTIZER, recipe_from, with_options
+from onnxcalib.cli.recipes import QUANTIZER, sweep_from, with_options
 from onnxcalib.pipeline import sensitivity as measure
-from onnxcalib.recipe import Pipeline
 from onnxcalib.report.tables import sensitivity_table
-from onnxcalib.stages.sensitivity_table import save
+from onnxcalib.stages.sensitivity_table import check_output, save
 
 
 @click.command()
@@ -28,8 +27,8 @@ def sensitivity(model: Path, calibration: Path, output: Path, **options: Any) ->
     \b
     onnxcalib sensitivity model.onnx -c calibration.npz --bits w4a4,w8a8 -o table.csv
     """
-    # The table itself needs no aim; any compression that all assignments keep will do.
-    recipe = recipe_from(options, pipeline=Pipeline.LIGHT, compression=2.0)
+    recipe = sweep_from(options)
+    check_output(output)
     with progress_bar() as progress:
         measured = measure(model, calibration, recipe, preprocess=preprocess_from(options), progress=progress)
     save(measured.table, output)

@@ -197,7 +197,7 @@ class LossWriter:
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
-    def input(self, name: str, sample: Sequence[int] | None) -> str:
+    def input(self, name: str, sample: Sequence[int | str] | None) -> str:
         """A data input of samples of a shape, or a number."""
         shape: list[Any] = [] if sample is None else ["samples", *sample]
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))

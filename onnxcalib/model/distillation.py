@@ -38,7 +38,7 @@ def distillation_loss(
     heads: Mapping[str, Head],
     truth: Mapping[str, npt.NDArray[np.float32]],
 ) -> onnx.ModelProto:
-    """Requires a written model with one byte a code; biases are by layer, in their units; truth gives the shapes."""
+    """Requires a written model with one byte a code; biases are by layer, in their units; truth gives the ranks."""
     form = _FloatForm(quantized)
     for layer in layers:
         if layer.name in biases:
@@ -48,7 +48,9 @@ def distillation_loss(
     writer = form.writer
     parts = []
     for name, head in heads.items():
-        wanted = writer.input(truth_name(name), truth[name].shape[1:])
+        # Sizes may differ from feed to feed, as lengths of sequences do.
+        sizes = [f"{name}:{axis}" for axis in range(1, truth[name].ndim)] if truth[name].ndim else None
+        wanted = writer.input(truth_name(name), sizes)
         energy = float(np.mean(np.square(truth[name], dtype=np.float64)))
         if head is Head.VALUES:
             parts.append(writer.squared_error(name, wanted, energy))

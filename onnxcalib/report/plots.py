@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxcalib.errors import OutputError
-from onnxcalib.model.io import replacing
+from onnxcalib.model.io import check_writable, replacing
 from onnxcalib.stages.curve import Point
 
 # Told apart by shape as well as by colour.
@@ -18,11 +18,18 @@ _LOOKS = {
 }
 
 
-def plot_curve(points: Sequence[Point], loss: str, path: Path) -> None:
-    """The compression-loss curve, measured where it was measured."""
-    pyplot = _pyplot()
+def check_plot(path: Path) -> None:
+    """Fails now rather than after the measurements when the plot cannot be drawn or written."""
+    _pyplot()
     if path.suffix not in (".png", ".svg"):
         raise OutputError(f"plot {path} is neither .png nor .svg.", "Name a .png or .svg file.")
+    check_writable(path)
+
+
+def plot_curve(points: Sequence[Point], loss: str, path: Path) -> None:
+    """The compression-loss curve, measured where it was measured."""
+    check_plot(path)
+    pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for method, (colour, marker, line) in _LOOKS.items():
         chosen = [point for point in points if point.method == method]

@@ -6,20 +6,23 @@ import math
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from onnxcalib.model.layers import Layer, LayerList
+from onnxcalib.pipeline import Result
 from onnxcalib.plan import QuantPlan
 from onnxcalib.stages.allocate import Allocation
 from onnxcalib.stages.batchnorm import Tuned
+from onnxcalib.stages.biastune import BiasTuned
 from onnxcalib.stages.curve import Point
 from onnxcalib.stages.evaluate import Evaluation
-from onnxcalib.stages.mixed import Assigned
 from onnxcalib.stages.sensitivity_table import SensitivityTable
+from onnxcalib.steps import Trained
 
 
 def layer_table(layers: LayerList) -> Table:
     """The layer list, one row a layer."""
-    table = Table(title="Layers", title_justify="left", box=None, pad_edge=False)
+    table = _table("Layers")
     for column in ("layer", "op", "weight", "follows", "reads"):
         table.add_column(column, overflow="fold")
     for column in ("params", "MACs"):
@@ -34,7 +37,7 @@ def layer_table(layers: LayerList) -> Table:
 
 def float_table(layers: LayerList) -> Table:
     """What stays float, and why."""
-    table = Table(title="Stays float", title_justify="left", box=None, pad_edge=False)
+    table = _table("Stays float")
     for column in ("node", "op", "why"):
         table.add_column(column, overflow="fold")
     for node in layers.float_nodes:
@@ -44,7 +47,7 @@ def float_table(layers: LayerList) -> Table:
 
 def evaluation_table(rows: Sequence[Evaluation]) -> Table:
     """One row a model."""
-    table = Table(box=None, pad_edge=False)
+    table = _table()
     table.add_column("model", overflow="fold")
     for column in ("n", "top-1 %", "agree %", "SQNR dB", "distillation", "bytes", "latency/ref", "ms"):
         table.add_column(column, justify="right")
@@ -70,26 +73,37 @@ def summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
     )
 
 
-def story(assigned: Assigned | None, tuned: Tuned | None) -> list[str]:
+def story(result: Result) -> list[str]:
     """What the stages did, a line each."""
     lines = []
-    if assigned is not None:
-        found = assigned.allocation
+    if result.assigned is not None:
+        assigned, found = result.assigned, result.assigned.allocation
         tries = "" if assigned.tries == 1 else f", {assigned.tries} tries"
         lines.append(
             f"integer program: {'optimal' if found.optimal else 'not optimal'}, gap {found.gap:.2g}{tries}; "
             f"loss estimated {assigned.estimated_loss:.6g}, measured {assigned.measured_loss:.6g}"
         )
-    if tuned is not None:
-        kept = f"kept after {tuned.rounds} rounds" if tuned.rounds else "not kept"
-        lines.append(f"batch-norm tuning: held-out loss {tuned.before:.6g} to {tuned.after:.6g}, {kept}")
+    if result.tuned is not None:
+        kept = f", kept after {result.tuned.rounds} rounds" if result.tuned.rounds else ""
+        lines.append(f"batch-norm tuning: {_fall(result.tuned)}{kept}")
+    if result.trained is not None:
+        lines.append(f"sequential {result.optimizer}: {_fall(result.trained)}")
+        lines += [f"not trained: {obstacle}" for obstacle in result.trained.obstacles]
+    if result.biases is not None:
+        obstacle = result.biases.obstacle
+        lines.append(f"bias tuning: {_fall(result.biases)}" if obstacle is None else f"no bias tuning: {obstacle}")
     return lines
+
+
+def _fall(found: Tuned | Trained | BiasTuned) -> str:
+    kept = "" if found.after < found.before else ", not kept"
+    return f"held-out softened loss {found.before:.6g} to {found.after:.6g}{kept}"
 
 
 def sensitivity_table(table: SensitivityTable) -> Table:
     """Loss increase of each layer at each precision."""
     choices = sorted({choice for row in table.layers for choice in row.losses} - {table.base})
-    shown = Table(title=f"Increase of the {table.loss} loss", title_justify="left", box=None, pad_edge=False)
+    shown = _table(f"Increase of the {table.loss} loss")
     shown.add_column("layer", overflow="fold")
     for choice in choices:
         shown.add_column(str(choice), justify="right")
@@ -100,7 +114,7 @@ def sensitivity_table(table: SensitivityTable) -> Table:
 
 def allocation_table(found: Allocation) -> Table:
     """The precision of each layer."""
-    shown = Table(title=f"Assignment by {found.method}", title_justify="left", box=None, pad_edge=False)
+    shown = _table(f"Assignment by {found.method}")
     shown.add_column("layer", overflow="fold")
     shown.add_column("precision")
     for name, precision in found.choices.items():
@@ -120,7 +134,7 @@ def allocation_line(table: SensitivityTable, found: Allocation) -> str:
 
 def curve_table(points: Sequence[Point]) -> Table:
     """The compression-loss curve."""
-    shown = Table(box=None, pad_edge=False)
+    shown = _table()
     for column in ("ratio", "method", "size", "estimated loss", "measured loss"):
         shown.add_column(column)
     for point in points:
@@ -129,6 +143,12 @@ def curve_table(points: Sequence[Point]) -> Table:
             _number(point.measured_loss, 6),
         )  # fmt: skip
     return shown
+
+
+def _table(title: str | None = None) -> Table:
+    """A table without lines, whose title may be wider than its columns."""
+    text = title and Text(title, style="table.title", no_wrap=True, overflow="ignore")
+    return Table(title=text, title_justify="left", box=None, pad_edge=False)
 
 
 def _kind(layer: Layer) -> str:

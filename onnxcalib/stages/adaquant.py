@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ Parameters = Mapping[str, FloatArray]
 
 HELD_OUT_SHARE = 8
 HELD_OUT_MOST = 64
+FEWEST = 8  # samples of a batch; the held-out samples are four times as many as a batch needs
 CHECKS = 10
 
 
@@ -51,7 +53,8 @@ class Schedule:
     """How a layer is trained."""
 
     steps: int
-    batch: int
+    batch: int  # samples at most
+    rows: int | None  # of output positions: as many as this are enough for a step
     rates: Mapping[str, float]
     relative: bool  # rates count in steps of the grid, shares of the range and deviations of the output
     decay: bool  # rates fall to nothing along a cosine
@@ -60,20 +63,30 @@ class Schedule:
 PAPER = Schedule(
     steps=100,
     batch=50,
-    rates={WEIGHT: 1e-5, BIAS: 1e-3, WEIGHT_RANGE: 1e-3, WEIGHT_LOW: 1e-3, INPUT_RANGE: 1e-1, INPUT_LOW: 1e-1},
+    rows=None,
+    rates={
+        WEIGHT: 1e-5,
+        BIAS: 1e-3,
+        WEIGHT_RANGE: 1e-3,
+        WEIGHT_LOW: 1e-3,
+        INPUT_RANGE: 1e-1,
+        INPUT_LOW: 1e-1,
+        ROUNDING: 2e-2,
+    },
     relative=False,
     decay=False,
 )
 STANDARD = Schedule(
-    steps=200,
-    batch=32,
+    steps=100,
+    batch=64,
+    rows=16384,
     rates={
-        WEIGHT: 1e-2,
+        WEIGHT: 3e-2,
         BIAS: 1e-3,
-        WEIGHT_RANGE: 1e-3,
-        WEIGHT_LOW: 1e-3,
-        INPUT_RANGE: 1e-3,
-        INPUT_LOW: 1e-3,
+        WEIGHT_RANGE: 3e-3,
+        WEIGHT_LOW: 3e-3,
+        INPUT_RANGE: 3e-3,
+        INPUT_LOW: 3e-3,
         ROUNDING: 2e-2,
     },
     relative=True,
@@ -117,7 +130,7 @@ def optimise(
     threads: int,
 ) -> Optimised:
     """Trains on most samples; the others choose the best state, which may be the start."""
-    training = _Training(problem, inputs, targets, schedule, engine, threads)
+    training = LayerTraining(problem, inputs, targets, schedule, engine, threads)
     rng = np.random.default_rng([seed, zlib.crc32(problem.layer.name.encode()), problem.bits])
     best, before = training.start, training.judge(training.start)
     least = before
@@ -140,7 +153,9 @@ def parts(samples: int) -> tuple[list[int], list[int]]:
     return list(range(samples - held)), list(range(samples - held, samples))
 
 
-class _Training:
+class LayerTraining:
+    """A layer on its way from its start to something better."""
+
     def __init__(
         self,
         problem: LayerProblem,
@@ -155,6 +170,8 @@ class _Training:
         self.problem, self.schedule = problem, schedule
         self.inputs, self.targets = inputs, targets
         self.train, self.held_out = parts(inputs.samples)
+        self.batch = _batch(schedule, targets.shape, problem.layer)
+        self.held_out = self.held_out[: 4 * self.batch]
         self.adaround = problem.optimizer is LayerOptimizer.ADAROUND
         self.loss = _loss(problem, schedule, targets.energy)
         proto = layer_loss(problem.model, problem.layer, self.loss, (inputs.shape[1:], targets.shape[1:]))
@@ -165,7 +182,8 @@ class _Training:
         self.forward = Loss(proto, threads)
 
     def step(self, rng: np.random.Generator, done: int) -> None:
-        chosen = rng.choice(self.train, min(self.schedule.batch, len(self.train)), replace=False)
+        """One step, the so-manieth."""
+        chosen = rng.choice(self.train, min(self.batch, len(self.train)), replace=False)
         self.gradients.run(self._feed(sorted(chosen), done / self.schedule.steps))
         scale = 0.5 * (1 + np.cos(np.pi * (done - 1) / self.schedule.steps)) if self.schedule.decay else 1.0
         self.adam.step(self.gradients.gradients, float(scale))
@@ -175,7 +193,7 @@ class _Training:
         decided = dict(parameters)
         if self.adaround:
             decided[ROUNDING] = np.where(decided[ROUNDING] >= 0, np.float32(20), np.float32(-20))
-        total, size = 0.0, self.schedule.batch
+        total, size = 0.0, self.batch
         for place in range(0, len(self.held_out), size):
             chosen = self.held_out[place : place + size]
             total += len(chosen) * self.forward.run({**self._feed(chosen, None), **decided})
@@ -215,10 +233,21 @@ class _Training:
         return np.asarray(np.clip(codes, *code_bounds(quantizer, weight.ndim)) * scale, np.float32)
 
 
+def _batch(schedule: Schedule, shape: Sequence[int], layer: Layer) -> int:
+    """Layers with many output positions learn as much from fewer samples."""
+    if schedule.rows is None:
+        return schedule.batch
+    rows = math.prod(shape) // layer.channels
+    return int(np.clip(math.ceil(schedule.rows / max(rows, 1)), FEWEST, schedule.batch))
+
+
 def _grid(range_: FloatArray, low: FloatArray | None, kind: GridKind, axis: int | None) -> Grid:
+    """The grid that the loss used; a range that has moved off zero keeps its step, not its ends."""
     if low is None:
         return make_grid(-range_, range_, kind, axis)
-    return make_grid(low, low + range_, kind, axis)
+    (first, last), scale = kind.codes, scale_of(Quantizer(kind, axis, low, range_, trained=True))
+    zero = np.clip(np.rint(first - low / scale), first, last).astype(np.int32)
+    return Grid(scale, zero, kind.bits, kind.signed, first, last, axis)
 
 
 def _quantizer(grid: Grid, kind: GridKind, *, trained: bool) -> Quantizer:

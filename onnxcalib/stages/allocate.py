@@ -1,46 +1,24 @@
 """Bits for each layer by integer programming: the least loss within limits, or the least cost within a loss budget.
 
 A measured loss below zero is noise and counts as zero, in the objective, in a loss budget and in the estimate.
-Ties go to the lower cost, or to the lower loss where a cost is minimised: a second solve holds the first optimum.
+Ties go to the lower cost, or to the lower loss where a cost is minimised.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
-import highspy
-import numpy as np
-from numpy.typing import NDArray
-
-from onnxcalib.errors import OnnxcalibError, RecipeError, near
+from onnxcalib.errors import RecipeError, near
 from onnxcalib.recipe import Precision
 from onnxcalib.stages import greedy
-from onnxcalib.stages.greedy import Bound, Choices, Group, Measure, Space, narrow, undominated
+from onnxcalib.stages.program import Solution, best
 from onnxcalib.stages.sensitivity_table import SensitivityTable, check
+from onnxcalib.stages.space import Bound, Choices, Group, Measure, Space, cheapest
 
-# Column numbers and their values.
-_Row = tuple[NDArray[np.intp], NDArray[np.float64]]
 BYTES = {"size", "activation"}
-OBJECTIVE_SCALE = 1e4
-# An optimum below this share of the worst choice drowns in HiGHS's tolerances.
-RESOLVED = 1e-5
-TOLERANCE = 1e-9
-ROUNDING = 1e-12
-OPTIONS = {
-    "output_flag": False,
-    "threads": 1,
-    "time_limit": 120.0,  # seconds; rare instances would otherwise go on for ever
-    "random_seed": 1,
-    "mip_rel_gap": 0.0,
-    "mip_abs_gap": 0.0,
-    "mip_feasibility_tolerance": TOLERANCE,
-    "primal_feasibility_tolerance": TOLERANCE,
-    "dual_feasibility_tolerance": TOLERANCE,
-}
-TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -102,6 +80,13 @@ def least_reachable(
     return least
 
 
+def check_request(table: SensitivityTable, limits: Sequence[Limit], pins: Mapping[str, Precision], cost: str) -> None:
+    """Raise a RecipeError for limits, pins or a cost to minimise that the table does not know, without solving."""
+    _space(table, pins)
+    _bounds(table, limits)
+    _cost(table, cost)
+
+
 def greedy_accuracy(table: SensitivityTable, limit: Limit, pins: Mapping[str, Precision] = {}) -> Allocation:
     """The baseline that lowers the most robust layers first until the limit is met."""
     space = _space(table, pins)
@@ -116,13 +101,6 @@ def greedy_compression(table: SensitivityTable, limit: Limit, pins: Mapping[str,
     bound = _bound(_cost(table, limit.cost), limit.value)
     choices = greedy.raise_smallest(space, table.base, bound.measure, _loss(table), bound.most)
     return _greedy_result(table, space, bound, choices, "greedy-compression")
-
-
-@dataclass(frozen=True)
-class _Solution:
-    choices: Choices
-    optimal: bool
-    gap: float
 
 
 # From the table and the wishes to a space of assignments and its measures.
@@ -193,160 +171,17 @@ def _bound(measure: Measure, most: float) -> Bound:
     return Bound(measure, most)
 
 
-# Solving.
-
-
-def _best(table: SensitivityTable, space: Space, aim: Measure, bounds: list[Bound], tie: Measure) -> Allocation:
-    first = _solve(space, aim, bounds)
-    if first is None:
-        raise _unreachable(table, space, bounds)
-    held = [*bounds, Bound(aim, aim.total(first.choices))]
-    # Without the surrogate, which leaves few choices, the second solve would be the harder one.
-    few = narrow(space, held)
-    few = few and narrow(few, [_surrogate(few, aim, bounds, first.choices)])
-    second = few and _solve(few, tie, held)
-    # The second solve has an answer, the first one's, unless rounding hides it.
-    return _result(table, replace(first, choices=(second or first).choices), "integer program")
-
-
-def _solve(space: Space, aim: Measure, bounds: Sequence[Bound]) -> _Solution | None:
-    """The assignment with the least aim within the bounds, each checked exactly; None if there is none."""
-    drawn = list(bounds)
-    for attempt in range(TRIES):
-        solution = _solve_scaled(space, aim, drawn)
-        if solution is None:
-            return None
-        over = [bound.measure.total(solution.choices) - bound.most for bound in bounds]
-        if max(over, default=0.0) <= 0:
-            return solution
-        # The solver's tolerance let a bound be passed: draw it in by as much, then by the whole tolerance.
-        drawn = [
-            replace(bound, most=bound.most - max(excess, attempt * TOLERANCE * space.room(bound)))
-            if excess > 0
-            else bound
-            for bound, excess in zip(drawn, over, strict=True)
-        ]
-    raise OnnxcalibError("the integer program could not be solved within its limits.", "Move a limit a little.")
-
-
-def _surrogate(space: Space, aim: Measure, bounds: Sequence[Bound], best: Choices) -> Bound:
-    """One bound that all assignments as good as the best obey: aim and bounds added up, weighted by the LP's duals."""
-    relaxed = _model(space, aim, bounds)
-    relaxed.integrality_ = []
-    duals = np.asarray(_highs(relaxed).getSolution().row_dual)[len(relaxed.row_upper_) - len(bounds) :]
-    values = _objective(space, aim)
-    columns = space.columns()
-    most = math.fsum(value for (layer, it), value in zip(columns, values, strict=True) if best[layer] == it)
-    for bound, dual in zip(bounds, duals, strict=True):
-        # Any weight that is not negative makes a valid bound, so the LP need not be solved exactly.
-        weight = max(-float(dual), 0.0)
-        values = values + weight * space.shares(bound)
-        most += weight
-    table: dict[str, dict[Precision, float]] = {layer: {} for layer in space.menus}
-    for (layer, choice), value in zip(columns, values, strict=True):
-        table[layer][choice] = float(value)
-    return Bound(Measure("surrogate", table), most * (1 + 1e-9))
-
-
-def _solve_scaled(space: Space, aim: Measure, bounds: Sequence[Bound]) -> _Solution | None:
-    """Solve; if the optimum is tiny beside the worst choice, drop all that is worse than it and solve on its scale."""
-    while True:
-        narrowed = narrow(space, bounds)
-        if narrowed is None:
-            return None
-        kept = undominated(narrowed, [aim, *(bound.measure for bound in bounds)])
-        solution = _run(kept, aim, bounds)
-        if solution is None:
-            return None
-        floor = kept.floor(aim)
-        above = math.fsum(aim.values[layer][choice] - floor[layer] for layer, choice in solution.choices.items())
-        better = narrow(narrowed, [Bound(aim, aim.total(solution.choices))])
-        if above == 0 or above >= RESOLVED * kept.above_floor(aim).max() or better is None:
-            return solution
-        space = better
-
-
-def _run(space: Space, aim: Measure, bounds: Sequence[Bound]) -> _Solution | None:
-    highs = _highs(_model(space, aim, bounds))
-    status = highs.getModelStatus()
-    if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
-        return None
-    if status == highspy.HighsModelStatus.kTimeLimit:
-        hint = "Offer fewer precisions, or give fewer limits."
-        raise OnnxcalibError(f"the integer program was not solved within {OPTIONS['time_limit']:.0f} s.", hint)
-    if status != highspy.HighsModelStatus.kOptimal:
-        raise OnnxcalibError(f"the integer program ended with {highs.modelStatusToString(status)!r}.")
-    values = highs.getSolution().col_value
-    choices = {layer: choice for (layer, choice), value in zip(space.columns(), values, strict=False) if value > 0.5}
-    gap = float(highs.getInfo().mip_gap)
-    # What is left of a closed gap is rounding.
-    return _Solution(choices, True, gap if ROUNDING < gap < math.inf else 0.0)
-
-
-def _highs(model: highspy.HighsLp) -> highspy.Highs:
-    highs = highspy.Highs()
-    for name, value in OPTIONS.items():
-        highs.setOptionValue(name, value)
-    highs.passModel(model)
-    highs.run()
-    return highs
-
-
-def _model(space: Space, aim: Measure, bounds: Sequence[Bound]) -> highspy.HighsLp:
-    """One binary a layer and choice, then one a shared tensor and its bits; each bound's row is scaled to its room."""
-    rows, right = _choice_rows(space)
-    size = 1 + max(int(index.max()) for index, _ in rows)
-    for bound in bounds:
-        shares = space.shares(bound)
-        rows.append((np.flatnonzero(shares), shares[np.flatnonzero(shares)]))
-    objective = np.zeros(size)
-    objective[: len(space.columns())] = _objective(space, aim)
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = size, len(rows)
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = objective, np.zeros(size), np.ones(size)
-    lp.row_lower_ = np.array([*right, *(-highspy.kHighsInf for _ in bounds)])
-    lp.row_upper_ = np.array([*right, *(1.0 for _ in bounds)])
-    lp.integrality_ = [highspy.HighsVarType.kInteger] * size
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = np.cumsum([0, *(len(index) for index, _ in rows)], dtype=np.int32)
-    lp.a_matrix_.index_ = np.concatenate([index for index, _ in rows]).astype(np.int32)
-    lp.a_matrix_.value_ = np.concatenate([values for _, values in rows])
-    return lp
-
-
-def _objective(space: Space, aim: Measure) -> NDArray[np.float64]:
-    above = space.above_floor(aim)
-    return above / above.max() * OBJECTIVE_SCALE if above.max() > 0 else above
-
-
-def _choice_rows(space: Space) -> tuple[list[_Row], list[float]]:
-    """The rows by which each layer takes one choice and a group the same bits, and their right-hand sides."""
-    number = {column: index for index, column in enumerate(space.columns())}
-    rows: list[_Row] = []
-    right: list[float] = []
-
-    def equal(plus: list[int], minus: list[int], value: float) -> None:
-        rows.append((np.array([*plus, *minus]), np.array([1.0] * len(plus) + [-1.0] * len(minus))))
-        right.append(value)
-
-    size = len(number)
-    for group in space.groups:
-        if len(group) == 1:
-            equal([number[group[0], choice] for choice in space.menus[group[0]]], [], 1.0)
-            continue
-        shared = {bits: size + offset for offset, bits in enumerate(space.shared_bits(group))}
-        size += len(shared)
-        equal(list(shared.values()), [], 1.0)
-        for layer in group:
-            for bits, column in shared.items():
-                equal([number[layer, choice] for choice in space.at_bits(layer, bits)], [column], 0.0)
-    return rows, right
-
-
 # What comes out.
 
 
-def _result(table: SensitivityTable, solution: _Solution, method: str) -> Allocation:
+def _best(table: SensitivityTable, space: Space, aim: Measure, bounds: list[Bound], tie: Measure) -> Allocation:
+    found = best(space, aim, bounds, tie)
+    if found is None:
+        raise _unreachable(table, space, bounds)
+    return _result(table, found, "integer program")
+
+
+def _result(table: SensitivityTable, solution: Solution, method: str) -> Allocation:
     choices = {row.layer: solution.choices[row.layer] for row in table.layers}
     return Allocation(
         choices=choices,
@@ -363,19 +198,17 @@ def _greedy_result(
 ) -> Allocation:
     if choices is None:
         raise _unreachable(table, space, [bound])
-    return _result(table, _Solution(choices, optimal=False, gap=math.inf), method)
+    return _result(table, Solution(choices, optimal=False, gap=math.inf), method)
 
 
 def _least(space: Space, measure: Measure, bounds: Sequence[Bound]) -> float | None:
-    solution = _solve(space, measure, bounds) if bounds else None
-    if bounds and solution is None:
-        return None
-    return measure.total(solution.choices if solution else greedy.cheapest(space, measure, measure))
+    found = best(space, measure, bounds, measure)
+    return None if found is None else measure.total(found.choices)
 
 
 def _unreachable(table: SensitivityTable, space: Space, bounds: Sequence[Bound]) -> RecipeError:
     """Say which limits cannot be met and how low each can go, all other limits held if they can be."""
-    alone = [greedy.cheapest(space, bound.measure, bound.measure) for bound in bounds]
+    alone = [cheapest(space, bound.measure, bound.measure) for bound in bounds]
     broken = [bound for bound, low in zip(bounds, alone, strict=True) if bound.measure.total(low) > bound.most]
     lows: list[tuple[Bound, float]] = []
     for bound in broken or bounds:

@@ -63,6 +63,8 @@ class Tuner:
     def tune(self, plan: QuantPlan, progress: Progress) -> Tuned:
         """Rounds of tuning for as long as the held-out loss falls; the best plan of all is kept."""
         before = best = self._loss(plan)
+        if not any(_tunable(layer) for layer in self.layers):
+            return Tuned(plan, before, before, 0)
         for done in range(ROUNDS):
             float_stats, quantized_stats = self.statistics(plan, progress, done)
             trials = [

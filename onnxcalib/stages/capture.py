@@ -25,7 +25,7 @@ class Spilled:
         self.shape: tuple[int, ...] | None = None  # of a sample, with as many rows as it takes
         self.samples = 0
         self._squares = 0.0
-        self._file = path.open("wb+")
+        path.write_bytes(b"")
 
     @property
     def energy(self) -> float:
@@ -44,13 +44,14 @@ class Spilled:
         self.samples += samples
         flat = np.ascontiguousarray(rows, np.float32).reshape(-1)
         self._squares += float(np.dot(flat, flat))
-        flat.tofile(self._file)
+        # A large model has more tensors than a process may hold files open.
+        with self.path.open("ab") as file:
+            flat.tofile(file)
         return True
 
     def read(self, chosen: Sequence[int]) -> FloatArray:
         """The rows of some samples, one sample after the other."""
         assert self.shape is not None
-        self._file.flush()
         each = int(np.prod(self.shape))
         rows = np.empty((len(chosen), each), np.float32)
         with self.path.open("rb", buffering=0) as file:
@@ -61,7 +62,6 @@ class Spilled:
 
     def close(self) -> None:
         """Removes the file."""
-        self._file.close()
         self.path.unlink(missing_ok=True)
 
 

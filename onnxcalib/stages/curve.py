@@ -35,10 +35,11 @@ class Point:
 
 
 def ratios_between(table: SensitivityTable, count: int, pins: Pins) -> list[float]:
-    """Evenly spaced ratios from the least reachable size to every layer at the base precision."""
+    """Evenly spaced ratios from the least reachable size to every layer at its pin or the base precision."""
     whole = table.float_costs["size"]
     least = least_reachable(table, "size", (), pins) / whole
-    most = (table.fixed["size"] + sum(row.costs["size"][table.base] for row in table.layers)) / whole
+    highest = sum(row.costs["size"][pins.get(row.layer, table.base)] for row in table.layers)
+    most = (table.fixed["size"] + highest) / whole
     return [float(ratio) for ratio in np.linspace(least, max(most, least), count)]
 
 

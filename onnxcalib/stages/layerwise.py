@@ -50,39 +50,51 @@ class Layerwise:
         """Inputs and targets from the float model: every layer at every precision is a job of its own."""
         total = sum(len(choices) for choices in candidates.layers.values())
         trained: dict[str, dict[Precision, LayerParams]] = {name: {} for name in candidates.layers}
-        done = 0
+        sizes, done = self._bytes_a_sample(), 0
+        both = {layer.name: 2 * sizes[layer.input] + sizes[layer.activated] for layer in self.layers}
         with ThreadPoolExecutor(self.workers) as pool:
-            for chunk in self._chunks():
+            for chunk in self._chunks(both):
                 with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
                     for name, precision, future in self._submit(pool, candidates, chunk, Path(folder)):
                         trained[name][precision] = future.result().params
                         done += 1
-                        self.progress("adaquant", done, total)
+                        self.progress(f"parallel {self.optimizer}", done, total)
         return replace(candidates, layers=trained)
 
-    def sequential(self, plan: QuantPlan) -> QuantPlan:
-        """Targets from the float model, inputs from the network whose earlier layers are already trained."""
-        for place, layer in enumerate(self.layers):
-            with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
-                found = self._in_turn(plan, layer, Path(folder))
-            if found is not None and found.after < found.before:
-                plan = with_layer(plan, layer, found.params)
-            self.progress("sequential adaquant", place + 1, len(self.layers))
-        return plan
+    def sequential(self, plan: QuantPlan) -> tuple[QuantPlan, tuple[str, ...]]:
+        """Targets from the float model, inputs from the network whose earlier layers are already trained.
 
-    def _in_turn(self, plan: QuantPlan, layer: Layer, folder: Path) -> Optimised | None:
+        Also says why layers could not be trained.
+        """
+        sizes, done = self._bytes_a_sample(), 0
+        obstacles = []
+        for chunk in self._chunks({layer.name: sizes[layer.activated] for layer in self.layers}):
+            with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
+                names = [layer.activated for layer in chunk]
+                targets = capture(self.model.proto, names, self.data, _made(Path(folder) / "targets"))
+                for layer in chunk:
+                    found = self._in_turn(plan, layer, targets.get(layer.activated), Path(folder) / "inputs")
+                    if found.obstacle is not None:
+                        obstacles.append(found.obstacle)
+                    elif found.after < found.before:
+                        plan = with_layer(plan, layer, found.params)
+                    done += 1
+                    self.progress(f"sequential {self.optimizer}", done, len(self.layers))
+        return plan, tuple(obstacles)
+
+    def _in_turn(self, plan: QuantPlan, layer: Layer, targets: Spilled | None, folder: Path) -> Optimised:
         # No fused placement: a Relu that the writer leaves out, as a narrow grid repeats it, would take a tensor away.
         plain = replace(self.target, storage=Storage.INT8, placement=Placement.LAYER_INPUTS)
         quantized = write_qdq(self.model, self.layers, plan, plain)
         grids = {layer.input: plan.carried[layer.input]} if layer.input in plan.carried else {}
-        inputs = capture(quantized, [layer.input], self.data, _made(folder / "inputs"), grids)
-        targets = capture(self.model.proto, [layer.activated], self.data, _made(folder / "targets"))
-        if not inputs or not targets:
-            return None
-        problem = self._problem(
-            layer, plan.precisions[layer.name], plan.layers[layer.name], plan.layer_input(layer.input)
-        )
-        return self._optimised(problem, inputs[layer.input], targets[layer.activated], 0)
+        folder.mkdir(exist_ok=True)
+        inputs = capture(quantized, [layer.input], self.data, folder, grids).get(layer.input)
+        start, grid = plan.layers[layer.name], plan.layer_input(layer.input)
+        problem = self.problem(layer, plan.precisions[layer.name], start, grid)
+        found = self._optimised(problem, inputs, targets, default_workers())
+        if inputs is not None:
+            inputs.close()
+        return found
 
     def _submit(
         self, pool: Executor, candidates: Candidates, layers: Sequence[Layer], folder: Path
@@ -98,15 +110,16 @@ class Layerwise:
             inputs, targets = {**spilled, **read}.get(layer.input), spilled.get(layer.activated)
             for precision, params in candidates.layers[layer.name].items():
                 grid = candidates.inputs[layer.input].get(precision.activation) or candidates.carried[layer.input]
-                problem = self._problem(layer, precision, params, grid)
-                if inputs is None or targets is None:
-                    jobs.append((layer.name, precision, pool.submit(Optimised, params, 0.0, 0.0)))
-                else:
-                    jobs.append((layer.name, precision, pool.submit(self._optimised, problem, inputs, targets, 1)))
+                problem = self.problem(layer, precision, params, grid)
+                jobs.append((layer.name, precision, pool.submit(self._optimised, problem, inputs, targets, 1)))
         # Long layers first would finish sooner, but results are wanted in order.
         yield from jobs
 
-    def _optimised(self, problem: LayerProblem, inputs: Spilled, targets: Spilled, threads: int) -> Optimised:
+    def _optimised(
+        self, problem: LayerProblem, inputs: Spilled | None, targets: Spilled | None, threads: int
+    ) -> Optimised:
+        if inputs is None or targets is None:
+            return Optimised(problem.start, 0.0, 0.0, f"the rows of '{problem.layer.input}' are not those of samples.")
         try:
             return optimise(problem, inputs, targets, self.schedule, self.engine, self.seed, threads)
         except NoGradientError as error:
@@ -114,7 +127,8 @@ class Layerwise:
                 raise
             return Optimised(problem.start, 0.0, 0.0, str(error))
 
-    def _problem(self, layer: Layer, precision: Precision, start: LayerParams, grid: Grid) -> LayerProblem:
+    def problem(self, layer: Layer, precision: Precision, start: LayerParams, grid: Grid) -> LayerProblem:
+        """What there is to train in a layer."""
         tensor = self.places.group(layer)
         # At eight bits a carried tensor is read as it is; a grid that several layers share stays as it is.
         own = not tensor.carried or precision.activation < 8
@@ -123,18 +137,16 @@ class Layerwise:
             self.model, layer, self.target, start, precision.weight, grid, kind, len(tensor.layers) == 1, self.optimizer
         )
 
-    def _chunks(self) -> Iterator[list[Layer]]:
-        """Layers whose inputs and outputs fit on disk together."""
-        sizes = self._bytes_a_sample()
+    def _chunks(self, sizes: Mapping[str, int]) -> Iterator[list[Layer]]:
+        """Layers in order whose tensors, so many bytes a sample, fit on disk together."""
         chunk: list[Layer] = []
         held = 0
         for layer in self.layers:
-            own = 2 * sizes[layer.input] + sizes[layer.activated]
-            if chunk and (held + own) * len(self.data) > SPILL_BYTES:
+            if chunk and (held + sizes[layer.name]) * len(self.data) > SPILL_BYTES:
                 yield chunk
                 chunk, held = [], 0
             chunk.append(layer)
-            held += own
+            held += sizes[layer.name]
         yield chunk
 
     def _bytes_a_sample(self) -> Mapping[str, int]:

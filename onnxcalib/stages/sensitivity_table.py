@@ -6,14 +6,14 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onnxcalib.errors import OutputError, RecipeError, near
+from onnxcalib.errors import RecipeError, near
+from onnxcalib.model.io import check_writable, replacing
 from onnxcalib.recipe import Precision
 
 FORMAT = "onnxcalib sensitivity table 1"
@@ -100,13 +100,14 @@ def save(table: SensitivityTable, path: str | Path) -> None:
     path = Path(path)
     check(table)
     text = _to_json(table) if _suffix(path) == ".json" else _to_csv(table)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OutputError(f"{path}: the sensitivity table cannot be written: {error}.") from error
+
+
+def check_output(path: Path) -> None:
+    """Fails now rather than after the measurement when save could not write the file."""
+    _suffix(path)
+    check_writable(path)
 
 
 def load(path: str | Path) -> SensitivityTable:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +14,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from command_line import COMMAND, ENVIRONMENT, call
 
 from models import conv_net, feed_for, initializer, run, transformer_block
-
-COMMAND = [sys.executable, "-m", "onnxcalib.cli.main"]
-
-
-def call(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    words = [*COMMAND, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -262,8 +253,7 @@ def test_an_interrupted_run_leaves_no_half_written_file(
     many, small = tmp_path / "many.npz", tmp_path / "small.onnx"
     np.savez(many, **feed_for(conv_net(), 3000))
     words = [*COMMAND, "quantize", str(folder / "model.onnx"), "-c", str(many), "-o", str(small)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
     time.sleep(delay)
     process.send_signal(how)
     process.communicate(timeout=60)

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from command_line import call, said_by
 
 import onnxcalib
 from models import conv_net, feed_for, run
-from onnxcalib.cli.main import main
 from onnxcalib.stages.sensitivity_table import load
 
-COMMAND = [sys.executable, "-m", "onnxcalib.cli.main"]
 MODELS = Path(onnxcalib.__file__).parents[1] / "models"
 MIX = ("--pipeline", "light", "--bits", "w4a4,w8a8", "--ranges", "minmax")
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    words = [*COMMAND, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
-
-
-def flat(text: str) -> str:
-    """A title is as wide as its table: what is printed may be folded anywhere."""
-    return " ".join(text.split())
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +36,7 @@ def table(folder: Path) -> Path:
     done = call("sensitivity", folder / "model.onnx", "-c", folder / "data.npz", *options)
     assert done.returncode == 0, done.stderr
     for word in ("Increase of the distillation loss", "w4a4", "project", "5 layers, 32 samples", "float passes"):
-        assert word in flat(done.stdout)
+        assert word in done.stdout
     assert done.stderr == ""
     return folder / "table.csv"
 
@@ -102,26 +87,11 @@ def test_both_kinds_of_table_hold_the_same(folder: Path, table: Path, tmp_path: 
     assert set(layers[0]["losses"]) == {"w4a4", "w4a8", "w8a8"}
 
 
-def said_by(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    """The command in this process, which starts sooner: its exit code and what it printed."""
-    before = sys.argv
-    sys.argv = ["onnxcalib", *map(str, arguments)]
-    try:
-        main()
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    finally:
-        sys.argv = before
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
 def test_allocate_prints_the_assignment(table: Path, tmp_path: Path) -> None:
     path = tmp_path / "chosen.json"
     done = call("allocate", table, "--compression", "0.46", "--pin", "f?=w8a8", "-o", path)
     assert done.returncode == 0, done.stderr
-    assert "Assignment by integer program" in flat(done.stdout)
+    assert "Assignment by integer program" in done.stdout
     assert "optimal, gap 0" in done.stdout
     assert "of float)" in done.stdout
     chosen = json.loads(path.read_text())
@@ -159,7 +129,7 @@ def test_a_limit_of_bops(table: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_greedy_rule(method: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said_by(capsys, "allocate", table, "--compression", "0.46", "--method", method)
     assert code == 0
-    assert f"Assignment by {method}" in flat(out)
+    assert f"Assignment by {method}" in out
     assert "not proven optimal" in out
     code, _, err = said_by(capsys, "allocate", table, "--max-loss", "1", "--method", method)
     assert code == 2
@@ -287,7 +257,66 @@ def test_measuring_needs_a_list_of_bits(
     command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = ("-c", folder / "data.npz", "-o", tmp_path / "out.csv")
-    code, _, err = said_by(capsys, command, folder / "model.onnx", *files)
-    assert code == 2
-    assert "Give --bits a list such as w4a4,w8a8" in err
+    for options in ((), ("--bits", "w4a8")):
+        code, _, err = said_by(capsys, command, folder / "model.onnx", *files, *options)
+        assert code == 2
+        assert "leaves nothing to compare. Give --bits a list such as w4a4,w8a8" in err
+        assert "--compression" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+BAD_OUTPUTS = {
+    "suffix of a table": ("sensitivity", ["-o", "table.txt"], 2, "ends in .json or .csv"),
+    "folder of a table": ("sensitivity", ["-o", "none/table.csv"], 6, "output folder {}/none does not exist"),
+    "suffix of a curve": ("curve", ["-o", "curve.png"], 6, "the curve {}/curve.png does not end in .csv"),
+    "folder of a curve": ("curve", ["-o", "none/curve.csv"], 6, "output folder {}/none does not exist"),
+    "suffix of a plot": ("curve", ["-o", "a.csv", "--plot", "a.pdf"], 6, "plot {}/a.pdf is neither .png nor .svg"),
+    "folder of a plot": ("curve", ["-o", "a.csv", "--plot", "none/a.svg"], 6, "output folder {}/none does not exist"),
+    "folder of a model": ("quantize", ["-o", "none/a.onnx"], 6, "output folder {}/none does not exist"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_OUTPUTS)
+def test_an_output_that_cannot_be_is_refused_before_the_model_is_read(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, words, exit_code, sentence = BAD_OUTPUTS[case]
+    options = [word if word.startswith("-") else tmp_path / word for word in words]
+    bits = () if command == "quantize" else ("--bits", "w4a4,w8a8")
+    code, _, err = said_by(capsys, command, tmp_path / "none.onnx", "-c", tmp_path / "none.npz", *options, *bits)
+    assert code == exit_code, err
+    assert sentence.format(tmp_path) in err
+    assert len(err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["quantize", "sensitivity"])
+def test_labels_beyond_the_classes_are_one_sentence(
+    command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = np.arange(32) % 6  # the model has five classes
+    np.savez(tmp_path / "data.npz", **np.load(folder / "data.npz"), labels=labels)
+    options = [*(MIX if command == "quantize" else MIX[2:]), "--loss", "cross-entropy"]
+    options += ["--compression", "0.5"] if command == "quantize" else []
+    files = ("-c", tmp_path / "data.npz", "-o", tmp_path / ("a.onnx" if command == "quantize" else "a.csv"))
+    code, _, err = said_by(capsys, command, folder / "model.onnx", *files, *options)
+    assert code == 4, err
+    assert "has the label 5 for sample 5, but the output 'y' of" in err
+    assert "has 5 classes" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("bits", "edge"), [("w4a4,w4a8", "6"), ("w2a4,w4a4", "8")])
+def test_a_table_with_edge_bits_outside_the_list(
+    bits: str, edge: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, chosen = tmp_path / "table.csv", tmp_path / "chosen.json"
+    files = ("-c", folder / "data.npz", "-o", path)
+    options = ("--bits", bits, "--edge-bits", edge, "--ranges", "minmax")
+    assert said_by(capsys, "sensitivity", folder / "model.onnx", *files, *options)[0] == 0
+    code, _, err = said_by(capsys, "allocate", path, "--compression", "2", "--edge-bits", edge, "-o", chosen)
+    assert code == 0, err
+    assert {name: bits for name, bits in json.loads(chosen.read_text()).items() if bits == f"w{edge}a{edge}"} == {
+        "stem": f"w{edge}a{edge}",
+        "fc": f"w{edge}a{edge}",
+    }

@@ -6,31 +6,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser, version_converter
+from prepared import assert_same_outputs, prepared
 
-from models import BUILDERS, Arrays, build, conv_net, feed_for, initializer, norm_of, normal, op_types, run
+from models import BUILDERS, Arrays, build, norm_of, normal, op_types, run
 from onnxcalib.errors import ModelError
 from onnxcalib.model.io import opset_of, read_model
 from onnxcalib.model.layers import find_layers
-from onnxcalib.model.prepare import Model, prepare
-
-
-def prepared(model: onnx.ModelProto) -> Model:
-    """Prepares a model and holds the outcome to the promise: same inputs, same outputs, caller's model untouched."""
-    before = model.SerializeToString(deterministic=True)
-    ready = prepare(read_model(model), "the model")
-    assert model.SerializeToString(deterministic=True) == before
-    onnx.checker.check_model(ready.proto)
-    assert_same_outputs(model, ready.proto)
-    return ready
-
-
-def assert_same_outputs(model: onnx.ModelProto, other: onnx.ModelProto) -> None:
-    feed = feed_for(model, 4)
-    truth, outputs = run(model, feed), run(other, feed)
-    assert list(outputs) == list(truth)
-    for name, value in truth.items():
-        assert outputs[name].shape == value.shape
-        np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-4 * np.abs(value).max())
+from onnxcalib.model.prepare import prepare
 
 
 @pytest.mark.parametrize("builder", BUILDERS)
@@ -38,85 +20,6 @@ def test_builders_compute_the_same(builder: str) -> None:
     ready = prepared(BUILDERS[builder]())
     assert len(ready.proto.graph.node) > 1
     assert "BatchNormalization" not in op_types(ready.proto)
-
-
-NORMED: dict[str, tuple[str, Arrays]] = {
-    "conv": ("Conv (x, w)", {"w": normal(4, 4, 3, 3)}),
-    "conv with bias": ("Conv (x, w, b)", {"w": normal(4, 4, 3, 3), "b": normal(4)}),
-    "grouped conv": ("Conv <group=2> (x, w)", {"w": normal(4, 2, 3, 3)}),
-    "depthwise conv": ("Conv <group=4> (x, w, b)", {"w": normal(4, 1, 3, 3), "b": normal(4)}),
-    "transposed": ("ConvTranspose <strides=[2,2]> (x, w, b)", {"w": normal(4, 4, 3, 3), "b": normal(4)}),
-    "narrow transposed": ("ConvTranspose (x, w)", {"w": normal(4, 4, 1, 2)}),
-    "grouped transposed": ("ConvTranspose <group=2> (x, w, b)", {"w": normal(4, 2, 3, 3), "b": normal(4)}),
-    "depthwise transposed": ("ConvTranspose <group=4> (x, w)", {"w": normal(4, 1, 3, 3)}),
-}
-
-
-@pytest.mark.parametrize("kind", NORMED)
-def test_batch_norm_joins_a_convolution(kind: str) -> None:
-    op, weights = NORMED[kind]
-    text = f"""net (float[N,4,6,6] x) => (float[N,4,H,W] y) {{
-        [layer] c = {op}
-        [norm] y = BatchNormalization <epsilon=0.01> (c, n_gamma, n_beta, n_mean, n_var)
-    }}"""
-    norm = norm_of("n", 4)
-    ready = prepared(build(text, **weights, **norm))
-    assert op_types(ready.proto) == [op.split()[0]]
-    remembered = ready.batch_norms["layer"]
-    np.testing.assert_array_equal(remembered.gamma, norm["n_gamma"])
-    np.testing.assert_array_equal(remembered.beta, norm["n_beta"])
-    assert remembered.eps == pytest.approx(0.01)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("transposed", [0, 1])
-def test_batch_norm_joins_a_gemm(transposed: int, bias: bool) -> None:
-    text = f"""net (float[N,3] x) => (float[N,5] y) {{
-        [layer] c = Gemm <transB={transposed}> (x, w{", b" if bias else ""})
-        y = BatchNormalization (c, n_gamma, n_beta, n_mean, n_var)
-    }}"""
-    weights = {"w": normal(5, 3) if transposed else normal(3, 5)} | ({"b": normal(5)} if bias else {})
-    ready = prepared(build(text, **weights, **norm_of("n", 5)))
-    assert op_types(ready.proto) == ["Gemm"]
-    assert list(ready.batch_norms) == ["layer"]
-
-
-@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 5), ()])
-def test_batch_norm_after_a_gemm_with_a_broadcast_bias(shape: tuple[int, ...]) -> None:
-    text = """net (float[N,3] x) => (float[N,5] y) {
-        c = Gemm (x, w, b)
-        y = BatchNormalization (c, n_gamma, n_beta, n_mean, n_var)
-    }"""
-    prepared(build(text, w=normal(3, 5), b=np.full(shape, 0.7, np.float32), **norm_of("n", 5)))
-
-
-def test_batch_norms_that_cannot_be_folded_stay() -> None:
-    text = """net (float[N,3,6,6] x) => (float[N,4,4,4] y, float[N,4,4,4] c2) {
-        n = BatchNormalization (x, a_gamma, a_beta, a_mean, a_var)
-        c1 = Conv (n, w1)
-        r = Relu (c1)
-        m = BatchNormalization (r, n_gamma, n_beta, n_mean, n_var)
-        c2 = Conv (m, w2)
-        y = BatchNormalization (c2, n_gamma, n_beta, n_mean, n_var)
-    }"""
-    ready = prepared(build(text, w1=normal(4, 3, 3, 3), w2=normal(4, 4, 1, 1), **norm_of("a", 3), **norm_of("n", 4)))
-    assert op_types(ready.proto).count("BatchNormalization") == 3
-    assert not ready.batch_norms
-
-
-def test_a_weight_that_two_layers_share_is_folded_only_where_a_batch_norm_follows() -> None:
-    text = """net (float[N,4,6,6] x) => (float[N,4,6,6] y) {
-        [one] c1 = Conv (x, w)
-        b1 = BatchNormalization (c1, n_gamma, n_beta, n_mean, n_var)
-        [two] c2 = Conv (b1, w)
-        b2 = BatchNormalization (c2, m_gamma, m_beta, m_mean, m_var)
-        [three] y = Conv (b2, w)
-    }"""
-    weight = normal(4, 4, 1, 1)
-    ready = prepared(build(text, w=weight, **norm_of("n", 4), **norm_of("m", 4, seed=1)))
-    layers = find_layers(ready).layers
-    assert len({layer.weight for layer in layers}) == 3
-    np.testing.assert_array_equal(initializer(ready.proto, layers[2].weight), weight)
 
 
 def test_weights_in_constant_nodes_become_initialisers() -> None:
@@ -268,101 +171,6 @@ def test_automatic_pads_stay_where_the_size_is_unknown() -> None:
     np.testing.assert_array_equal(run(ready.proto, feed)["y"], run(model, feed)["y"])
 
 
-@pytest.mark.parametrize("transposed", [0, 1])
-@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 1.0), (1.0, 2.0), (-0.25, 0.0), (2.0, 3.0)])
-def test_alpha_and_beta_move_into_the_constants(alpha: float, beta: float, transposed: int) -> None:
-    text = f"""net (float[N,3] x) => (float[N,5] y) {{
-        y = Gemm <alpha={alpha}, beta={beta}, transB={transposed}> (x, w, b)
-    }}"""
-    ready = prepared(build(text, w=normal(5, 3) if transposed else normal(3, 5), b=normal(5)))
-    assert {attribute.name for attribute in ready.proto.graph.node[0].attribute} == {"transB"}
-    assert len(find_layers(ready).layers) == 1
-
-
-def test_alpha_without_a_bias_and_with_a_shared_weight() -> None:
-    text = """net (float[N,4] x) => (float[N,4] y) {
-        h = Gemm <alpha=0.5> (x, w)
-        y = Gemm (h, w)
-    }"""
-    ready = prepared(build(text, w=normal(4, 4)))
-    assert len(find_layers(ready).layers) == 2
-
-
-@pytest.mark.parametrize("order", ["m, b", "b, m"])
-def test_matmul_and_add_of_a_matrix_become_a_gemm(order: str) -> None:
-    text = f"""net (float[N,3] x) => (float[N,5] y) {{
-        [dense] m = MatMul (x, w)
-        [bias] y = Add ({order})
-    }}"""
-    ready = prepared(build(text, w=normal(3, 5), b=normal(5)))
-    assert [(node.name, node.op_type) for node in ready.proto.graph.node] == [("dense", "Gemm")]
-
-
-@pytest.mark.parametrize(
-    ("shapes", "bias"), [(("N,2,3", "N,2,5"), (5,)), (("N,3", "N,5"), (1, 5)), (("N,3", "N,5"), (1,)),
-                         (("N,3", "N,5"), (4, 5)), (("3", "5"), (5,)), (("N,3", "1,N,5"), (1, 1, 5))]
-)  # fmt: skip
-def test_other_matmuls_stay(shapes: tuple[str, str], bias: tuple[int, ...]) -> None:
-    text = f"""net (float[{shapes[0]}] x) => (float[{shapes[1]}] y) {{
-        m = MatMul (x, w)
-        y = Add (m, b)
-    }}"""
-    model = build(text, w=normal(3, 5), b=normal(*bias))
-    assert op_types(prepared(model).proto) == ["MatMul", "Add"]
-
-
-def test_a_matmul_that_somebody_else_reads_stays() -> None:
-    text = """net (float[N,3] x) => (float[N,5] y, float[N,5] m) {
-        m = MatMul (x, w)
-        y = Add (m, b)
-    }"""
-    assert op_types(prepared(build(text, w=normal(3, 5), b=normal(5))).proto) == ["MatMul", "Add"]
-
-
-@pytest.mark.parametrize(
-    ("op", "weight"),
-    [
-        ("Conv (x, w)", (5, 4, 3, 3)),
-        ("Conv <group=2> (x, w)", (5 - 1, 2, 3, 3)),
-        ("ConvTranspose (x, w)", (4, 5, 3, 3)),
-        ("ConvTranspose <group=2> (x, w)", (4, 3, 3, 3)),
-    ],
-)
-@pytest.mark.parametrize("axes", [3, 4])
-def test_an_added_constant_becomes_the_bias(op: str, weight: tuple[int, ...], axes: int) -> None:
-    groups = 2 if "group" in op else 1
-    channels = weight[1] * groups if "Transpose" in op else weight[0]
-    text = f"""net (float[N,4,6,6] x) => (float[N,{channels},H,W] y) {{
-        [layer] c = {op}
-        y = Add (k, c)
-    }}"""
-    added = normal(channels, 1, 1) if axes == 3 else normal(1, channels, 1, 1)
-    ready = prepared(build(text, w=normal(*weight), k=added))
-    assert op_types(ready.proto) == [op.split(maxsplit=1)[0]]
-    assert find_layers(ready).layers[0].bias is not None
-
-
-@pytest.mark.parametrize("shape", [(1,), (), (4,), (1, 5, 4, 4), (5, 1, 4), (2, 5, 1, 1)])
-def test_constants_that_are_no_bias_stay_added(shape: tuple[int, ...]) -> None:
-    text = """net (float[2,4,6,6] x) => (float[2,5,4,4] y) {
-        c = Conv (x, w)
-        y = Add (c, k)
-    }"""
-    ready = prepared(build(text, w=normal(5, 4, 3, 3), k=np.full(shape, 0.3, np.float32)))
-    assert op_types(ready.proto) == ["Conv", "Add"]
-
-
-def test_bias_add_then_batch_norm() -> None:
-    text = """net (float[N,4,6,6] x) => (float[N,5,4,4] y) {
-        [layer] c = Conv (x, w)
-        a = Add (c, k)
-        y = BatchNormalization (a, n_gamma, n_beta, n_mean, n_var)
-    }"""
-    ready = prepared(build(text, w=normal(5, 4, 3, 3), k=normal(1, 5, 1, 1), **norm_of("n", 5)))
-    assert op_types(ready.proto) == ["Conv"]
-    assert list(ready.batch_norms) == ["layer"]
-
-
 def test_local_functions_are_inlined() -> None:
     text = """
     <ir_version: 8, opset_import: ["" : 15, "own" : 1]>
@@ -421,16 +229,6 @@ def test_metadata_and_interface_survive(opset: int) -> None:
         assert [value.name for value in getattr(proto.graph, kind)] == [
             value.name for value in getattr(model.graph, kind)
         ]
-
-
-def test_remembered_batch_norms_of_a_net() -> None:
-    model = conv_net()
-    ready = prepared(model)
-    assert list(ready.batch_norms) == ["stem", "depth", "project"]
-    for place, norm in enumerate(ready.batch_norms.values(), 1):
-        np.testing.assert_array_equal(norm.gamma, initializer(model, f"n{place}_gamma"))
-        np.testing.assert_array_equal(norm.beta, initializer(model, f"n{place}_beta"))
-        assert norm.eps == pytest.approx(1e-5)
 
 
 def test_weights_of_a_subgraph_are_kept() -> None:

@@ -24,7 +24,7 @@ EXACT = "integer program"
 def tables(draw: st.DrawFn) -> SensitivityTable:
     rows = []
     for index in range(draw(st.integers(1, 5))):
-        losses = {it: draw(st.integers(-10, 1000)) / 1000 for it in MENU[:-1]} | {BASE: 0.0}
+        losses = {it: draw(st.floats(-0.01, 1.0)) for it in MENU[:-1]} | {BASE: 0.0}
         parameters = draw(st.integers(1, 5000))
         size = {it: float(parameters * it.weight) for it in MENU}
         tensor = f"t{draw(st.integers(0, index))}"
@@ -84,6 +84,8 @@ def test_pins_hold_along_the_curve(table: SensitivityTable, pinned: Precision) -
     pins = {"layer0": pinned}
     ratios = ratios_between(table, 3, pins)
     assert ratios[0] == pytest.approx(smallest(table, pins))
+    highest = table.fixed["size"] + sum(row.costs["size"][pins.get(row.layer, BASE)] for row in table.layers)
+    assert ratios[-1] == pytest.approx(highest / table.float_costs["size"])
     points = list(curve(table, ratios, pins, None))
     assert {point.allocation.choices["layer0"] for point in points} == {pinned}
 

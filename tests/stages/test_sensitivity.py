@@ -17,12 +17,12 @@ from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import typed
-from onnxcalib.numerics.loss import LossKind
+from onnxcalib.numerics.loss import TEMPERATURE, LossKind
 from onnxcalib.pipeline import candidates_of, measure_sensitivity
 from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bits
 from onnxcalib.stages import sensitivity
-from onnxcalib.stages.sensitivity import TEMPERATURE, Measured
+from onnxcalib.stages.sensitivity import Measured
 from onnxcalib.stages.sensitivity_table import SensitivityTable
 from onnxcalib.targets import Storage
 

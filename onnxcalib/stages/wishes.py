@@ -1,0 +1,47 @@
+"""What a recipe wishes for its layers: the menu of each, and whether pins, limits and cost tables make sense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxcalib.errors import RecipeError
+from onnxcalib.model.layers import Layer
+from onnxcalib.recipe import Precision, Recipe
+from onnxcalib.stages.allocate import check_request
+from onnxcalib.stages.mixed import add_cost_tables, limits_of, pins_of
+from onnxcalib.stages.rounding import Menu
+from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
+
+
+def menus_of(layers: Sequence[Layer], recipe: Recipe) -> Menu:
+    """What each layer may get; the edges may also get the edge bits, and who shares their input may follow."""
+    menus = {layer.name: set(recipe.bits) for layer in layers}
+    if recipe.edge_bits is not None:
+        edges = {layer.name: layer.input for layer in (layers[0], layers[-1])}
+        for layer in layers:
+            if layer.name in edges:
+                menus[layer.name].add(Precision(recipe.edge_bits, recipe.edge_bits))
+            elif layer.input in edges.values():
+                menus[layer.name] |= {Precision(it.weight, recipe.edge_bits) for it in recipe.bits}
+    return {name: tuple(sorted(menu)) for name, menu in menus.items()}
+
+
+def check_wishes(recipe: Recipe, layers: Sequence[Layer], menus: Menu) -> None:
+    """Raise a RecipeError now for what no measurement could make right."""
+    table = add_cost_tables(_unmeasured(recipe, layers, menus), recipe)
+    limits = limits_of(table, recipe)
+    for limit in limits:
+        if limit.value < 0:
+            raise RecipeError(f"the limit of {limit.cost} is negative, and no cost is.", "Give a positive one.")
+    check_request(table, limits, pins_of(table, recipe), recipe.minimise or "size")
+
+
+def _unmeasured(recipe: Recipe, layers: Sequence[Layer], menus: Menu) -> SensitivityTable:
+    """The sensitivity table to come, with every number still unknown."""
+    names = ["size", "activation", *(["bops"] if all(layer.macs is not None for layer in layers) else [])]
+    rows = []
+    for layer in layers:
+        nothing = dict.fromkeys(menus[layer.name], 0.0)
+        rows.append(LayerChoices(layer.name, layer.input, nothing, dict.fromkeys(names, nothing)))
+    ones = dict.fromkeys(names, 1.0)
+    return SensitivityTable(recipe.base, "unmeasured", 0.0, 0, {}, ones, tuple(rows))

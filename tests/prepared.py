@@ -1,0 +1,29 @@
+"""Models as stages see them, held to what they were before."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from models import feed_for, run
+from onnxcalib.model.io import read_model
+from onnxcalib.model.prepare import Model, prepare
+
+
+def prepared(model: onnx.ModelProto) -> Model:
+    """Prepares a model and holds the outcome to the promise: same inputs, same outputs, caller's model untouched."""
+    before = model.SerializeToString(deterministic=True)
+    ready = prepare(read_model(model), "the model")
+    assert model.SerializeToString(deterministic=True) == before
+    onnx.checker.check_model(ready.proto)
+    assert_same_outputs(model, ready.proto)
+    return ready
+
+
+def assert_same_outputs(model: onnx.ModelProto, other: onnx.ModelProto) -> None:
+    feed = feed_for(model, 4)
+    truth, outputs = run(model, feed), run(other, feed)
+    assert list(outputs) == list(truth)
+    for name, value in truth.items():
+        assert outputs[name].shape == value.shape
+        np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-4 * np.abs(value).max())
