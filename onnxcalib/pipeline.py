@@ -141,39 +141,33 @@ def _plain(job: Job) -> Outcome:
 
 def _light(job: Job) -> Outcome:
     """Forward passes only: sensitivity, integer program, batch-norm tuning."""
-    statistics = calibrate(job.model, job.places, job.data, job.progress)
-    table, assigned = None, None
-    if len(job.recipe.bits) == 1:
-        plan = fixed_plan(job, statistics)
-    else:
-        candidates = rounded_candidates(job, statistics)
-        check_reachable(job, candidates)
-        measured = measure_sensitivity(job, candidates)
-        table = add_cost_tables(measured.table, job.recipe)
-        assigned = assign_bits(job, candidates, table)
-        plan = candidates.stitch(assigned.allocation.choices)
-    tuned = tune_batch_norm(job, plan)
-    return Outcome(tuned.plan, table, assigned, tuned)
+    found = _assembled(job, train=False)
+    tuned = tune_batch_norm(job, found.plan)
+    return replace(found, plan=tuned.plan, tuned=tuned)
 
 
 def _advanced(job: Job) -> Outcome:
     """Training as well: layers in parallel before bits are assigned, in turn after it, and at last the biases."""
     choose_engine(job.recipe.engine or Engine.AUTO)
-    statistics = calibrate(job.model, job.places, job.data, job.progress)
-    table, assigned = None, None
-    if len(job.recipe.bits) == 1:
-        plan = fixed_plan(job, statistics)
-    else:
-        candidates = rounded_candidates(job, statistics)
-        check_reachable(job, candidates)
-        candidates = train_in_parallel(job, candidates)
-        table = add_cost_tables(measure_sensitivity(job, candidates).table, job.recipe)
-        assigned = assign_bits(job, candidates, table)
-        plan = candidates.stitch(assigned.allocation.choices)
-    tuned = tune_batch_norm(job, plan)
+    found = _assembled(job, train=True)
+    tuned = tune_batch_norm(job, found.plan)
     trained = train_in_turn(job, tuned.plan)
     biases = tune_biases(job, trained.plan)
-    return Outcome(biases.plan, table, assigned, tuned, trained, biases)
+    return replace(found, plan=biases.plan, tuned=tuned, trained=trained, biases=biases)
+
+
+def _assembled(job: Job, *, train: bool) -> Outcome:
+    """The plan at one precision, or at the bits that the integer program assigns; only those are trained already."""
+    statistics = calibrate(job.model, job.places, job.data, job.progress)
+    if len(job.recipe.bits) == 1:
+        return Outcome(fixed_plan(job, statistics))
+    candidates = rounded_candidates(job, statistics)
+    check_reachable(job, candidates)
+    if train:
+        candidates = train_in_parallel(job, candidates)
+    table = add_cost_tables(measure_sensitivity(job, candidates).table, job.recipe)
+    assigned = assign_bits(job, candidates, table)
+    return Outcome(candidates.stitch(assigned.allocation.choices), table, assigned)
 
 
 def sensitivity(

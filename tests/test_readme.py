@@ -58,7 +58,8 @@ def test_demo_improves_on_rounding(tmp_path: Path) -> None:
     loss = {name: float(row[5]) for name, row in rows.items()}
     top1 = {name: float(row[2]) for name, row in rows.items()}
     assert loss["w4a4_light.onnx"] < loss["w4a4_plain.onnx"]
-    assert loss["mixed_light.onnx"] < loss["w4a4_light.onnx"]
+    assert loss["w4a4_advanced.onnx"] < loss["w4a4_light.onnx"]
+    assert loss["mixed_advanced.onnx"] < loss["w4a4_advanced.onnx"]
     assert top1["w8a8_plain.onnx"] > top1["fashion_mobilenet.onnx"] - 0.5
 
 

@@ -2,7 +2,8 @@
 """Measures onnxcalib on real models and data: accuracy, size, speed and memory, the last two as ratios.
 
     python tools/benchmark.py ZOO plain     # 8 bit and w4a8 files, beside onnxruntime's quantize_static in the same run
-    python tools/benchmark.py ZOO light     # batch-norm tuning and mixed precision, beside both greedy baselines
+    python tools/benchmark.py ZOO light-mobilenet_v2     # batch-norm tuning, and mixed precision beside both baselines
+    python tools/benchmark.py ZOO light-resnet20         # the same; and light-resnet20_folded
     python tools/benchmark.py ZOO ablation-resnet20      # the advanced pipeline step by step, fixed and mixed precision
     python tools/benchmark.py ZOO ablation-mobilenet_v2
     python tools/benchmark.py ZOO advanced-resnet20      # further precisions beside AdaRound, few samples, both engines
@@ -139,28 +140,27 @@ def plain(cases: dict[str, Case], folder: Path) -> None:
         report(case, rows)
 
 
-def light(cases: dict[str, Case], folder: Path) -> None:
+def light(case: Case, folder: Path) -> None:
     """Batch-norm tuning at fixed precision, then mixed precision at one size by all three methods."""
     fixed = {
         "mobilenet_v2": ("8", "w4a8", "w4a4"),
-        "resnet20": ("8", "w4a8", "w3a4"),
-        "resnet20_folded": ("w4a8", "w3a4"),
+        "resnet20": ("8", "w4a8", "w4a4", "w3a4"),
+        "resnet20_folded": ("w4a8", "w4a4", "w3a4"),
     }
-    for name, widths in fixed.items():
-        rows = {}
-        for bits in widths:
-            recipe = Recipe(bits=parse_bits(bits), edge_bits=8)
-            for pipeline in (Pipeline.PLAIN, LIGHT):
-                label = f"{pipeline} {bits} edges 8"
-                rows[label] = quantized(cases[name], folder, label, replace(recipe, pipeline=pipeline))
-        report(cases[name], rows)
-    for case in (cases["mobilenet_v2"], cases["resnet20"]):
+    rows = {}
+    for bits in fixed[case.name]:
+        recipe = Recipe(bits=parse_bits(bits), edge_bits=8)
+        for pipeline in (Pipeline.PLAIN, LIGHT):
+            label = f"{pipeline} {bits} edges 8"
+            rows[label] = quantized(case, folder, label, replace(recipe, pipeline=pipeline))
+    report(case, rows)
+    if case.name != "resnet20_folded":
         for bits in ("w4a4,w8a8", "w4a8,w8a8"):
             mixed(case, folder, bits, 0.18)
 
 
 def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
-    """One size, three methods, each with and without batch-norm tuning."""
+    """One size, three methods; the integer program's choice also with batch-norm tuning."""
     from onnxcalib.job import start
     from onnxcalib.stages.mixed import METHODS, solve
     from onnxcalib.steps import candidates_of, measure_sensitivity, tune_batch_norm
@@ -172,7 +172,10 @@ def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
     rows = {}
     for method in METHODS:
         plan = candidates.stitch(solve(table, recipe, method).choices)
-        for label, final in ((method, plan), (f"{method} + BN", tune_batch_norm(job, plan).plan)):
+        plans = {method: plan}
+        if method == METHODS[0]:
+            plans[f"{method} + BN"] = tune_batch_norm(job, plan).plan
+        for label, final in plans.items():
             path = folder / f"{case.name}_{bits.replace(',', '_')}_{label.replace(' ', '')}.onnx"
             onnxcalib.write_model(job.write(final), path)
             rows[f"{bits} at {compression}: {label}"] = path
@@ -333,7 +336,9 @@ def main() -> None:
     """Runs one part."""
     if sys.argv[1:2] == ["--peak"]:
         return peak(*sys.argv[2:5])
-    parts = {"plain": plain, "light": light, "memory": memory, "sensitivity": sensitivity, "step": step}
+    parts = {"plain": plain, "memory": memory, "sensitivity": sensitivity, "step": step}
+    for name in ("resnet20", "resnet20_folded", "mobilenet_v2"):
+        parts[f"light-{name}"] = lambda cases, folder, name=name: light(cases[name], folder)
     for name in ("resnet20", "mobilenet_v2"):
         parts[f"ablation-{name}"] = lambda cases, folder, name=name: ablation(cases[name], folder)
         parts[f"advanced-{name}"] = lambda cases, folder, name=name: advanced(cases[name], folder)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.engine.runtime import find_runtime
+from onnxcalib.engine.runtime import check_runtime, find_runtime
 from onnxcalib.errors import ModelError, RuntimeMissingError
 from onnxcalib.model.io import serialized
 from onnxcalib.recipe import Engine
@@ -110,7 +110,7 @@ def _differentiated(model: onnx.ModelProto, parameters: tuple[str, ...], asked: 
 
 
 def _open(model: onnx.ModelProto, threads: int) -> Any:
-    find_runtime()
+    check_runtime()
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset
-from onnxcalib.engine.runtime import find_runtime
+from onnxcalib.engine.runtime import check_runtime
 from onnxcalib.errors import ModelError
 from onnxcalib.model.io import PROTOBUF_LIMIT, serialized, write_model
 
@@ -27,7 +27,7 @@ class Session:
     """A model ready to run on the CPU."""
 
     def __init__(self, model: onnx.ModelProto, source: str = "the model") -> None:
-        find_runtime()
+        check_runtime()
         import onnxruntime as ort
 
         options = ort.SessionOptions()

@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 import sys
 from dataclasses import dataclass
+from functools import cache
 
 from onnxcalib.errors import RuntimeMissingError
 
@@ -56,3 +57,9 @@ def find_runtime() -> Runtime:
         ) from error
     # Package metadata cannot tell whether gradients are there; the native module can.
     return Runtime(packages, version, hasattr(native, "GradientGraphBuilder"))
+
+
+@cache
+def check_runtime() -> None:
+    """Fails where there is no runtime; looks once, for it takes longer than opening a small session."""
+    find_runtime()

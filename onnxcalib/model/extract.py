@@ -26,17 +26,23 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
     return shown
 
 
-def upstream(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """What makes the named float tensors, as a model with all of the inputs."""
+def upstream(
+    model: onnx.ModelProto, names: Sequence[str], known: Collection[str] = ()
+) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """What makes the named float tensors out of known ones and the model's inputs, and which of these it reads."""
     index = GraphIndex(model.graph)
-    inside, todo = set(), list(names)
+    inside, fed, todo = set(), dict[str, None](), list(names)
     while todo:
-        maker = index.producers.get(todo.pop())
-        if maker is not None and maker.name not in inside:
+        name = todo.pop()
+        maker = index.producers.get(name)
+        if name in index.inputs or (name in known and name not in names):
+            fed[name] = None
+        elif maker is not None and maker.name not in inside:
             inside.add(maker.name)
             todo.extend(GraphIndex.reads(maker))
     nodes = [node for node in model.graph.node if node.name in inside]
-    return _model_of(model, nodes, [value.name for value in model.graph.input], names)
+    reads = tuple(fed)
+    return _model_of(model, nodes, reads, names), reads
 
 
 def layer_model(model: Model, layer: Layer) -> Model:

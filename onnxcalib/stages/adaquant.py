@@ -44,7 +44,7 @@ Parameters = Mapping[str, FloatArray]
 
 HELD_OUT_SHARE = 8
 HELD_OUT_MOST = 64
-FEWEST = 8  # samples of a batch; the held-out samples are four times as many as a batch needs
+FEWEST = 4  # samples of a batch; the held-out samples are four times as many as a batch needs
 CHECKS = 10
 
 

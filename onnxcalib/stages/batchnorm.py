@@ -65,8 +65,9 @@ class Tuner:
         before = best = self._loss(plan)
         if not any(_tunable(layer) for layer in self.layers):
             return Tuned(plan, before, before, 0)
+        wanted: list[Tensors] = []
         for done in range(ROUNDS):
-            float_stats, quantized_stats = self.statistics(plan, progress, done)
+            float_stats, quantized_stats = self.statistics(plan, progress, done, wanted)
             trials = [
                 refuse(plan, self.layers, self.target, float_stats, quantized_stats, scale=scale)
                 for scale in (True, False)
@@ -85,20 +86,25 @@ class Tuner:
         return replace(self.target, storage=Storage.INT8)
 
     def statistics(
-        self, plan: QuantPlan, progress: Progress, done_rounds: int = 0
+        self, plan: QuantPlan, progress: Progress, done_rounds: int = 0, wanted: list[Tensors] | None = None
     ) -> tuple[dict[str, ChannelStatistics], dict[str, ChannelStatistics]]:
-        """Statistics of the float model, and of the quantized one whose earlier layers are already corrected."""
+        """Statistics of the float model, and of the quantized one whose earlier layers are already corrected.
+
+        The float model's, batch by batch, are kept in the given list for the next round.
+        """
         layers = [layer for layer in self.layers if _tunable(layer)]
-        teacher = Session(with_statistics(self.model.proto, layers))
+        wanted = [] if wanted is None else wanted
+        teacher = Session(with_statistics(self.model.proto, layers)) if not wanted else None
         quantized = write_qdq(self.model, self.layers, plan, self._plain())
         pupil = Session(with_statistics(quantized, layers, LIMITS))
         sums = (_Sums(layers), _Sums(layers))
         done = 0
-        for feed in self.data.batches(BATCH):
+        for place, feed in enumerate(self.data.batches(BATCH)):
             samples = samples_in(feed, self.data)
-            wanted = self._wanted(layers, teacher.run(feed))
-            sums[0].add(wanted, samples)
-            sums[1].add(pupil.run({**feed, **_as_inputs(layers, wanted)}), samples)
+            if teacher is not None:
+                wanted.append(self._wanted(layers, teacher.run(feed)))
+            sums[0].add(wanted[place], samples)
+            sums[1].add(pupil.run({**feed, **_as_inputs(layers, wanted[place])}), samples)
             done += samples
             progress("batch norm", done_rounds * len(self.data) + done, ROUNDS * len(self.data))
         return sums[0].statistics(), sums[1].statistics()

@@ -10,11 +10,13 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset
-from onnxcalib.engine.inference import Session, fitting_batch, samples_in
+from onnxcalib.engine.inference import Session, samples_in
 from onnxcalib.model.extract import upstream
 from onnxcalib.numerics.grid import Grid, fake_quantize
 
 FloatArray = npt.NDArray[np.float32]
+
+BATCH = 16
 
 
 class Spilled:
@@ -66,17 +68,27 @@ class Spilled:
 
 
 def capture(
-    model: onnx.ModelProto, names: Sequence[str], data: Dataset, folder: Path, grids: Mapping[str, Grid] = {}
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    data: Dataset,
+    folder: Path,
+    grids: Mapping[str, Grid] = {},
+    known: Mapping[str, Spilled] = {},
 ) -> dict[str, Spilled]:
-    """Runs the model up to the named tensors; a grid moves its tensor's values onto it."""
+    """Runs the model up to the named tensors, from known ones where it can; a grid moves its tensor onto it."""
     given = {value.name for value in model.graph.input}
     made = [name for name in dict.fromkeys(names) if name not in given]
-    session = Session(upstream(model, made)) if made else None
-    batch = fitting_batch(session, data) if session else 16
+    part, reads = upstream(model, made, known)
+    session = Session(part) if made else None
     spilled = {name: Spilled(folder / f"{place}.bin") for place, name in enumerate(dict.fromkeys(names))}
-    for feed in data.batches(batch):
+    done = 0
+    for feed in data.batches(BATCH):
         samples = samples_in(feed, data)
-        tensors = {**feed, **(session.run(feed) if session else {})}
+        chosen = range(done, done + samples)
+        done += samples
+        tensors = dict(feed)
+        if session is not None:
+            tensors |= session.run({name: known[name].read(chosen) if name in known else feed[name] for name in reads})
         for name in list(spilled):
             rows = fake_quantize(tensors[name], grids[name]) if name in grids else tensors[name]
             if not spilled[name].append(rows, samples):

@@ -25,8 +25,9 @@ from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.capture import Spilled, capture
 from onnxcalib.targets import Placement, Storage, Target
 
-# What lies on disk at a time, unless a single layer takes more.
+# What lies on disk at a time, and of one sample in memory, unless a single layer takes more.
 SPILL_BYTES = 4 * 2**30
+SAMPLE_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,15 @@ class Layerwise:
         """
         sizes, done = self._bytes_a_sample(), 0
         obstacles = []
-        for chunk in self._chunks({layer.name: sizes[layer.activated] for layer in self.layers}):
+        both = {layer.name: sizes[layer.input] + sizes[layer.activated] for layer in self.layers}
+        for chunk in self._chunks(both):
             with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
                 names = [layer.activated for layer in chunk]
                 targets = capture(self.model.proto, names, self.data, _made(Path(folder) / "targets"))
+                known: dict[str, Spilled] = {}
                 for layer in chunk:
-                    found = self._in_turn(plan, layer, targets.get(layer.activated), Path(folder) / "inputs")
+                    self._capture_input(plan, layer, known, _made(Path(folder) / f"{done}"))
+                    found = self._in_turn(plan, layer, known.get(layer.input), targets.get(layer.activated))
                     if found.obstacle is not None:
                         obstacles.append(found.obstacle)
                     elif found.after < found.before:
@@ -82,19 +86,20 @@ class Layerwise:
                     self.progress(f"sequential {self.optimizer}", done, len(self.layers))
         return plan, tuple(obstacles)
 
-    def _in_turn(self, plan: QuantPlan, layer: Layer, targets: Spilled | None, folder: Path) -> Optimised:
+    def _in_turn(self, plan: QuantPlan, layer: Layer, inputs: Spilled | None, targets: Spilled | None) -> Optimised:
+        start, grid = plan.layers[layer.name], plan.layer_input(layer.input)
+        problem = self.problem(layer, plan.precisions[layer.name], start, grid)
+        return self._optimised(problem, inputs, targets, default_workers())
+
+    def _capture_input(self, plan: QuantPlan, layer: Layer, known: dict[str, Spilled], folder: Path) -> None:
+        """Adds the layer's input to the known tensors of the network whose earlier layers are trained."""
+        if layer.input in known:
+            return
         # No fused placement: a Relu that the writer leaves out, as a narrow grid repeats it, would take a tensor away.
         plain = replace(self.target, storage=Storage.INT8, placement=Placement.LAYER_INPUTS)
         quantized = write_qdq(self.model, self.layers, plan, plain)
         grids = {layer.input: plan.carried[layer.input]} if layer.input in plan.carried else {}
-        folder.mkdir(exist_ok=True)
-        inputs = capture(quantized, [layer.input], self.data, folder, grids).get(layer.input)
-        start, grid = plan.layers[layer.name], plan.layer_input(layer.input)
-        problem = self.problem(layer, plan.precisions[layer.name], start, grid)
-        found = self._optimised(problem, inputs, targets, default_workers())
-        if inputs is not None:
-            inputs.close()
-        return found
+        known |= capture(quantized, [layer.input], self.data, folder, grids, known)
 
     def _submit(
         self, pool: Executor, candidates: Candidates, layers: Sequence[Layer], folder: Path
@@ -142,7 +147,7 @@ class Layerwise:
         chunk: list[Layer] = []
         held = 0
         for layer in self.layers:
-            if chunk and (held + sizes[layer.name]) * len(self.data) > SPILL_BYTES:
+            if chunk and held + sizes[layer.name] > min(SPILL_BYTES // len(self.data), SAMPLE_BYTES):
                 yield chunk
                 chunk, held = [], 0
             chunk.append(layer)
