@@ -19,7 +19,7 @@ RECIPES = {
     "w4a4_plain": Recipe(bits=(Precision(4, 4),), edge_bits=8),
     "w4a4_light": Recipe(Pipeline.LIGHT, bits=(Precision(4, 4),), edge_bits=8),
     "w4a4_advanced": Recipe(Pipeline.ADVANCED, bits=(Precision(4, 4),), edge_bits=8),
-    "mixed_advanced": Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w4a8,w8a8"), compression=0.18),
+    "mixed_advanced": Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.18),
 }
 
 

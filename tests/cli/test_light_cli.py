@@ -51,7 +51,7 @@ def test_one_precision_on_the_demo_model(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "30 layers quantized (28 at w4a8, 2 at w8a8), ranges mse, target ort" in done.stderr
-    assert "batch-norm tuning: held-out loss" in done.stderr
+    assert "batch-norm tuning: held-out softened loss" in done.stderr
     assert "kept after" in done.stderr
     assert "integer program" not in done.stderr
     truth, guess = (run(path, {"image": images[32:]})["logits"] for path in (MODELS / "fashion_mobilenet.onnx", small))
@@ -69,7 +69,7 @@ def test_mixed_precision_twice(folder: Path, tmp_path: Path) -> None:
         assert done.stdout == ""
         assert "integer program: optimal, gap 0; loss estimated" in done.stderr
         assert "measured" in done.stderr
-        assert "batch-norm tuning: held-out loss" in done.stderr
+        assert "batch-norm tuning: held-out softened loss" in done.stderr
         assert "at w4a4" in done.stderr
         assert "at w8a8" in done.stderr
     assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
