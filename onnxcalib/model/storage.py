@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,18 @@ def pack(codes: Codes, bits: int, low: int) -> Packed:
     padded[: flat.size] = flat
     planes = np.stack([np.packbits((padded >> bit) & 1, bitorder="little") for bit in range(bits)])
     return Packed(planes, low, codes.shape, codes.dtype)
+
+
+def plane_bytes(shape: Sequence[int], bits: int) -> int:
+    """What the planes of a weight take, with the constants that unpack them to its shape."""
+    size = math.prod(shape)
+    return bits * math.ceil(size / 8) + 8 * len(shape) + 8
+
+
+def shared_plane_bytes(widths: Collection[int]) -> int:
+    """What weights of these widths share to be unpacked: shifts, slice bounds, and for each width its powers of two."""
+    narrow = [bits for bits in widths if bits < 8]
+    return sum(20 + 4 * bits for bits in narrow) + (25 if narrow else 0)
 
 
 def unpack(packed: Packed) -> Codes:

@@ -19,6 +19,7 @@ from onnxcalib.model.placement import Places
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import typed
+from onnxcalib.model.storage import plane_bytes, shared_plane_bytes
 from onnxcalib.numerics.grid import Array
 from onnxcalib.numerics.loss import TEMPERATURE, LossKind, ModelLoss
 from onnxcalib.plan import Candidates, QuantPlan
@@ -213,20 +214,27 @@ def costs_of(problem: Problem, elements: Mapping[str, float]) -> dict[str, _Cost
 
 
 def _size(problem: Problem) -> _Cost:
-    """Bytes of all constants as they are written: packed codes, and what no choice changes (scales, biases, ...)."""
+    """The most bytes that all constants can take: packed codes, and what no choice changes (scales, biases, ...)."""
     plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
     written = constant_bytes(write_qdq(problem.model, problem.layers, plan, problem.target))
     layers = {
         layer.name: {
-            choice: _packed(math.prod(layer.weight_shape), choice, problem.target)
-            for choice in problem.menu[layer.name]
+            choice: _stored(layer.weight_shape, choice.weight, problem.target) for choice in problem.menu[layer.name]
         }
         for layer in problem.layers
     }
     fixed = written - sum(sizes[problem.base] for sizes in layers.values())
-    return _Cost(layers, fixed, float(constant_bytes(problem.model.proto)))
+    widths = {choice.weight for choices in problem.menu.values() for choice in choices}
+    shared = shared_plane_bytes(widths) if problem.target.storage is Storage.BIT_PLANES else 0
+    return _Cost(layers, fixed + shared + _new_biases(problem), float(constant_bytes(problem.model.proto)))
 
 
-def _packed(size: int, choice: Precision, target: Target) -> float:
-    planes = target.storage is Storage.BIT_PLANES and choice.weight < 8
-    return float(math.ceil(size / 8) * choice.weight if planes else size)
+def _stored(shape: Sequence[int], bits: int, target: Target) -> float:
+    planes = target.storage is Storage.BIT_PLANES and bits < 8
+    return float(plane_bytes(shape, bits) if planes else math.prod(shape))
+
+
+def _new_biases(problem: Problem) -> int:
+    """What tuning may add: a bias for each layer that has none and can take one, with its scales."""
+    each = 12 if problem.target.integer_bias else 4
+    return sum(each * layer.channels for layer in problem.layers if layer.bias is None and layer.op != "MatMul")

@@ -118,7 +118,8 @@ def test_the_curve_of_a_model() -> None:
     exact = by_method(points, EXACT)
     assert len(exact) == 3
     first, *_, last = exact.values()
-    assert set(first.allocation.choices.values()) == {Precision(3, 4)}
+    # A very small weight takes fewer bytes at eight bits, which need no unpacking.
+    assert list(first.allocation.choices.values()).count(Precision(3, 4)) >= 3
     assert set(last.allocation.choices.values()) == {BASE}
     assert last.measured_loss == pytest.approx(last.estimated_loss, rel=1e-3)
     assert all(point.measured_loss is not None and point.measured_loss > 0 for point in points)

@@ -260,16 +260,14 @@ def light(bits: str = "w4a4,w4a8,w8a8", **options: object) -> Recipe:
 def test_a_compression_is_kept_by_the_file() -> None:
     model = conv_net()
     data = feed_for(model, 40)
-    result = quantize(model, data, light("w4a4,w8a8", compression=0.5))
+    result = quantize(model, data, light("w4a4,w8a8", compression=0.53))
     assert result.assigned is not None
     assert result.table is not None
     found = result.assigned
     assert result.plan.precisions == found.allocation.choices
     assert found.allocation.optimal
-    assert found.allocation.costs["size"] <= 0.5 * result.table.float_costs["size"]
+    assert constant_bytes(result.model) <= found.allocation.costs["size"] <= 0.53 * result.table.float_costs["size"]
     assert len(set(found.allocation.choices.values())) > 1
-    # Unpacking bit planes takes a few constants beyond what the table counts.
-    assert constant_bytes(result.model) <= found.allocation.costs["size"] + 64 * 6
     assert found.measured_loss > 0
 
 
