@@ -286,7 +286,7 @@ def step(_cases: dict[str, Case], folder: Path) -> None:
         problem = layerwise(job).problem(layer, precision, params, grid)
         for engine in (Engine.AUTO, Engine.STANDARD):
             training = LayerTraining(problem, spilled["x"], spilled["y"], STANDARD, engine, 0)
-            session, batch = Session(job.model.proto), images[: STANDARD.batch]
+            session, batch = Session(job.model.proto), images[: min(training.batch, len(training.train))]
             ratios = []
             for number in range(1, 8):
                 began = time.perf_counter()
