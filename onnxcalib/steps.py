@@ -54,17 +54,19 @@ class Trained:
 
 
 def fixed_plan(job: Job, statistics: Statistics) -> QuantPlan:
+    """Every layer rounded at the one precision that is asked for, or at the edge bits."""
     precisions = fixed_precision(job.layers, job.places, job.recipe.bits[0], job.recipe.edge_bits)
     menu = {name: (precision,) for name, precision in precisions.items()}
     return _rounded(job, statistics, menu).stitch(precisions)
 
 
 def rounded_candidates(job: Job, statistics: Statistics) -> Candidates:
+    """Every layer rounded at every precision on offer."""
     return _rounded(job, statistics, menu_of(job))
 
 
 def candidates_of(job: Job) -> Candidates:
-    """Every layer at every precision on offer."""
+    """Calibrates, and rounds every layer at every precision on offer."""
     return rounded_candidates(job, calibrate(job.model, job.places, job.data, job.progress))
 
 
@@ -97,8 +99,6 @@ def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
 
 def check_reachable(job: Job, candidates: Candidates) -> None:
     """Fails now if no assignment can keep the limits, before hours of measuring and training."""
-    if len(job.recipe.bits) == 1:
-        return
     names = {layer.input for layer in job.layers}
     inputs = {value.name for value in job.model.proto.graph.input}
     session = Session(with_outputs(job.model.proto, sorted(names - inputs)))

@@ -1,10 +1,10 @@
-"""Adam and gradient descent on NumPy arrays, with a learning rate a parameter."""
+"""Adam on NumPy arrays, with a learning rate a parameter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import cos, pi, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,11 @@ class _Piece:
     scratch: Array
 
 
+def cosine(step: int, steps: int) -> float:
+    """The share of its rates that a step takes: all at the first, nearly nothing at the last."""
+    return 0.5 * (1 + cos(pi * (step - 1) / steps))
+
+
 class Adam:
     """Adam in place; the given arrays change with every step."""
 
@@ -40,7 +45,7 @@ class Adam:
         self.betas = betas
         self.epsilon = epsilon
         self.steps = 0
-        self._pieces = _pieces(parameters, moments=2)
+        self._pieces = _pieces(parameters)
 
     def step(self, gradients: Mapping[str, Array], scale: float = 1.0) -> None:
         """Moves every parameter against its gradient; the scale multiplies all rates."""
@@ -61,25 +66,6 @@ class Adam:
             np.subtract(piece.values, scratch, out=piece.values)
 
 
-class Sgd:
-    """Gradient descent with momentum in place; the given arrays change with every step."""
-
-    def __init__(self, parameters: Mapping[str, Array], rates: Mapping[str, float], momentum: float = 0.9) -> None:
-        self.rates = {name: rates[name] for name in parameters}
-        self.momentum = momentum
-        self._pieces = _pieces(parameters, moments=1)
-
-    def step(self, gradients: Mapping[str, Array], scale: float = 1.0) -> None:
-        """Moves every parameter along its velocity; the scale multiplies all rates."""
-        flat = _flat_gradients(gradients, self.rates)
-        for piece in self._pieces:
-            (velocity,) = piece.moments
-            np.multiply(velocity, np.float32(self.momentum), out=velocity)
-            np.add(velocity, flat[piece.name][piece.part], out=velocity)
-            np.multiply(velocity, np.float32(self.rates[piece.name] * scale), out=piece.scratch)
-            np.subtract(piece.values, piece.scratch, out=piece.values)
-
-
 def _average(moment: Array, value: Array, beta: float, scratch: Array) -> None:
     moment *= np.float32(beta)
     np.multiply(value, np.float32(1 - beta), out=scratch)
@@ -90,7 +76,7 @@ def _flat_gradients(gradients: Mapping[str, Array], rates: Mapping[str, float]) 
     return {name: gradients[name].reshape(-1) for name in rates}
 
 
-def _pieces(parameters: Mapping[str, Array], moments: int) -> list[_Piece]:
+def _pieces(parameters: Mapping[str, Array]) -> list[_Piece]:
     scratch = np.empty(BLOCK, np.float32)
     pieces = []
     for name, values in parameters.items():
@@ -98,7 +84,7 @@ def _pieces(parameters: Mapping[str, Array], moments: int) -> list[_Piece]:
             # A copy would take the steps instead of the parameter.
             raise ValueError(f"parameter '{name}' is not a contiguous float32 array")
         flat = values.reshape(-1)
-        states = [np.zeros(flat.size, np.float32) for _ in range(moments)]
+        states = [np.zeros(flat.size, np.float32) for _ in range(2)]
         for start in range(0, flat.size, BLOCK):
             part = slice(start, min(start + BLOCK, flat.size))
             own = tuple(state[part] for state in states)

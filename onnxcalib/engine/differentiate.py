@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from onnxcalib.engine.inference import first_line
 from onnxcalib.engine.runtime import check_runtime, find_runtime
 from onnxcalib.errors import ModelError, RuntimeMissingError
 from onnxcalib.model.io import serialized
@@ -124,7 +125,7 @@ def _open(model: onnx.ModelProto, threads: int) -> Any:
     try:
         return ort.InferenceSession(serialized(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise ModelError(f"onnxruntime {ort.__version__} cannot load a loss: {_first_line(error)}.") from error
+        raise ModelError(f"onnxruntime {ort.__version__} cannot load a loss: {first_line(error)}.") from error
 
 
 def _shared(array: npt.NDArray[Any]) -> Any:
@@ -136,9 +137,5 @@ def _shared(array: npt.NDArray[Any]) -> Any:
 
 def _failed(doing: str, error: Exception) -> ModelError:
     return ModelError(
-        f"onnxruntime failed while {doing}: {_first_line(error)}.", "Check the shapes of what the loss is fed."
+        f"onnxruntime failed while {doing}: {first_line(error)}.", "Check the shapes of what the loss is fed."
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")

@@ -8,9 +8,8 @@ import onnx
 
 from onnxcalib.engine.gradient_step import Step
 from onnxcalib.engine.gradient_writer import QUANTIZER, Facts, NoRuleError, Writer
+from onnxcalib.model.differentiable import DOMAIN
 from onnxcalib.model.graph import attributes
-
-DOMAIN = "onnxcalib"
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Session:
                     self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the runtime's exceptions share no base class but this one
             raise ModelError(
-                f"onnxruntime {ort.__version__} cannot load {source}: {_first_line(error)}.",
+                f"onnxruntime {ort.__version__} cannot load {source}: {first_line(error)}.",
                 "If the model is newer than the runtime, install a newer one.",
             ) from error
         self.outputs = [value.name for value in self._session.get_outputs()]
@@ -56,12 +56,13 @@ class Session:
             return dict(zip(self.outputs, self._session.run(None, feed), strict=True))
         except Exception as error:
             raise ModelError(
-                f"onnxruntime failed while running {self.source}: {_first_line(error)}.",
+                f"onnxruntime failed while running {self.source}: {first_line(error)}.",
                 "Check that the data has the shapes the model was exported for.",
             ) from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a runtime's error says first."""
     return str(error).strip().splitlines()[0].rstrip(".")
 
 

@@ -58,6 +58,11 @@ class Layer:
         return not (self.op == "ConvTranspose" and self.groups > 1)
 
     @property
+    def takes_bias(self) -> bool:
+        """Whether there is a place for a bias: a MatMul without one has none."""
+        return self.op != "MatMul" or self.bias is not None
+
+    @property
     def is_depthwise(self) -> bool:
         """Whether every output channel reads one input channel."""
         return self.op == "Conv" and self.groups > 1 and self.weight_shape[1] == 1

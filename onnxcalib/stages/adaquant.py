@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from onnxcalib.engine.adam import Adam
+from onnxcalib.engine.adam import Adam, cosine
 from onnxcalib.engine.differentiate import Gradients, Loss
 from onnxcalib.model.differentiable import (
     BIAS,
@@ -182,11 +182,10 @@ class LayerTraining:
         self.forward = Loss(proto, threads)
 
     def step(self, rng: np.random.Generator, done: int) -> None:
-        """One step, the so-manieth."""
+        """One step; `done` counts it."""
         chosen = rng.choice(self.train, min(self.batch, len(self.train)), replace=False)
         self.gradients.run(self._feed(sorted(chosen), done / self.schedule.steps))
-        scale = 0.5 * (1 + np.cos(np.pi * (done - 1) / self.schedule.steps)) if self.schedule.decay else 1.0
-        self.adam.step(self.gradients.gradients, float(scale))
+        self.adam.step(self.gradients.gradients, cosine(done, self.schedule.steps) if self.schedule.decay else 1.0)
 
     def judge(self, parameters: Parameters) -> float:
         """The error on the held-out samples, with every rounding decided."""
@@ -267,7 +266,7 @@ def _loss(problem: LayerProblem, schedule: Schedule, energy: float) -> LayerLoss
         trained = problem.trains_input and not problem.input_kind.power_of_two
         inputs = _quantizer(problem.grid, problem.input_kind, trained=trained)
     bias = start.bias
-    if bias is None and layer.op != "MatMul":
+    if bias is None and layer.takes_bias:
         bias = np.zeros(layer.channels, np.float32)
     loss = LayerLoss(start.weight, weights, inputs, bias, {}, energy, adaround)
     return replace(loss, units=_units(loss)) if schedule.relative else loss

@@ -63,7 +63,7 @@ class Tuner:
     def tune(self, plan: QuantPlan, progress: Progress) -> Tuned:
         """Rounds of tuning for as long as the held-out loss falls; the best plan of all is kept."""
         before = best = self._loss(plan)
-        if not any(_tunable(layer) for layer in self.layers):
+        if not any(layer.takes_bias for layer in self.layers):
             return Tuned(plan, before, before, 0)
         wanted: list[Tensors] = []
         for done in range(ROUNDS):
@@ -92,7 +92,7 @@ class Tuner:
 
         The float model's, batch by batch, are kept in the given list for the next round.
         """
-        layers = [layer for layer in self.layers if _tunable(layer)]
+        layers = [layer for layer in self.layers if layer.takes_bias]
         wanted = [] if wanted is None else wanted
         teacher = Session(with_statistics(self.model.proto, layers)) if not wanted else None
         quantized = write_qdq(self.model, self.layers, plan, self._plain())
@@ -121,11 +121,6 @@ class Tuner:
                 low, high = bound_names(layer)
                 wanted[low], wanted[high] = -FAR * np.ones_like(wanted[low]), FAR * np.ones_like(wanted[high])
         return wanted
-
-
-def _tunable(layer: Layer) -> bool:
-    """A MatMul without a bias has no place for a shift."""
-    return layer.op != "MatMul" or layer.bias is not None
 
 
 def _as_inputs(layers: Sequence[Layer], wanted: Tensors) -> Tensors:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset
-from onnxcalib.engine.adam import Adam
+from onnxcalib.engine.adam import Adam, cosine
 from onnxcalib.engine.differentiate import Gradients
 from onnxcalib.engine.gradients import NoGradientError
 from onnxcalib.engine.inference import Session, Tensors
@@ -61,7 +61,7 @@ class BiasTuner:
     def tune(self, plan: QuantPlan, progress: Progress) -> BiasTuned:
         """The held-out samples choose among the start and the states on the way: at first the loss often rises."""
         before = self._loss(plan)
-        if not self.teacher.heads or not any(_has_bias(layer) for layer in self.layers):
+        if not self.teacher.heads or not any(layer.takes_bias for layer in self.layers):
             return BiasTuned(plan, before, before)
         try:
             training = _Training(self, plan)
@@ -96,7 +96,7 @@ class _Training:
         self.session = Session(tuner.model.proto)
         feed = next(iter(tuner.data.batches(BATCH)))
         self.units = self._units(feed)
-        starts = {layer.name: _start(plan, layer) for layer in tuner.layers if _has_bias(layer)}
+        starts = {layer.name: _start(plan, layer) for layer in tuner.layers if layer.takes_bias}
         biases = {name: np.asarray(value / self.units[name], np.float32) for name, value in starts.items()}
         proto = distillation_loss(
             tuner.written(self._with_biases(starts)), tuner.layers, biases, self.units, self.heads, self._truth(feed)
@@ -109,7 +109,7 @@ class _Training:
     def step(self, number: int) -> None:
         feed = next(self.feeds)
         self.gradients.run({**feed, **{truth_name(name): value for name, value in self._truth(feed).items()}})
-        self.adam.step(self.gradients.gradients, float(0.5 * (1 + np.cos(np.pi * (number - 1) / STEPS))))
+        self.adam.step(self.gradients.gradients, cosine(number, STEPS))
 
     def plan(self) -> QuantPlan:
         """The plan with the biases as they are now."""
@@ -138,7 +138,7 @@ class _Training:
 
     def _units(self, feed: Tensors) -> dict[str, FloatArray]:
         """The deviation of each layer's output, its channels taken together."""
-        layers = [layer for layer in self.tuner.layers if _has_bias(layer)]
+        layers = [layer for layer in self.tuner.layers if layer.takes_bias]
         found = Session(with_statistics(self.tuner.model.proto, layers)).run(feed)
         spread = {layer.name: np.sqrt(np.mean(found[variance_name(layer)])) for layer in layers}
         return {name: np.asarray(max(float(value), 1e-6), np.float32) for name, value in spread.items()}
@@ -155,10 +155,6 @@ class _Training:
     def _endless(self) -> Iterator[Tensors]:
         for _ in itertools.count():
             yield from self.tuner.data.batches(BATCH)
-
-
-def _has_bias(layer: Layer) -> bool:
-    return layer.op != "MatMul" or layer.bias is not None
 
 
 def _start(plan: QuantPlan, layer: Layer) -> FloatArray:

@@ -237,4 +237,4 @@ def _stored(shape: Sequence[int], bits: int, target: Target) -> float:
 def _new_biases(problem: Problem) -> int:
     """What tuning may add: a bias for each layer that has none and can take one, with its scales."""
     each = 12 if problem.target.integer_bias else 4
-    return sum(each * layer.channels for layer in problem.layers if layer.bias is None and layer.op != "MatMul")
+    return sum(each * layer.channels for layer in problem.layers if layer.bias is None and layer.takes_bias)
