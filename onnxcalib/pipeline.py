@@ -20,11 +20,11 @@ from onnxcalib.model.shapes import input_specs
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import MIXED, Engine, LayerOptimizer, Pipeline, Recipe
 from onnxcalib.stages.batchnorm import Tuned
-from onnxcalib.stages.biastune import BiasTuned
 from onnxcalib.stages.calibrate import Progress, calibrate
 from onnxcalib.stages.curve import Point, curve, ratios_between
 from onnxcalib.stages.evaluate import Evaluation, evaluate_files
 from onnxcalib.stages.mixed import Assigned, add_cost_tables, pins_of
+from onnxcalib.stages.network import NetworkTuned
 from onnxcalib.stages.sensitivity import Measured
 from onnxcalib.stages.sensitivity_table import SensitivityTable
 from onnxcalib.stages.wishes import check_wishes
@@ -40,6 +40,8 @@ from onnxcalib.steps import (
     rounded_candidates,
     train_in_parallel,
     train_in_turn,
+    train_jointly,
+    trains_jointly,
     tune_batch_norm,
     tune_biases,
 )
@@ -57,7 +59,8 @@ class Outcome:
     assigned: Assigned | None = None
     tuned: Tuned | None = None
     trained: Trained | None = None
-    biases: BiasTuned | None = None
+    joint: NetworkTuned | None = None
+    biases: NetworkTuned | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Result:
     assigned: Assigned | None = None
     tuned: Tuned | None = None
     trained: Trained | None = None
-    biases: BiasTuned | None = None
+    joint: NetworkTuned | None = None
+    biases: NetworkTuned | None = None
 
     @property
     def optimizer(self) -> LayerOptimizer:
@@ -130,7 +134,16 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
     assert plan is not None
     own = outcomes[0]
     return Result(
-        whole, plan, started.listed, started.jobs[0].recipe, own.table, own.assigned, own.tuned, own.trained, own.biases
+        whole,
+        plan,
+        started.listed,
+        started.jobs[0].recipe,
+        own.table,
+        own.assigned,
+        own.tuned,
+        own.trained,
+        own.joint,
+        own.biases,
     )
 
 
@@ -147,13 +160,14 @@ def _light(job: Job) -> Outcome:
 
 
 def _advanced(job: Job) -> Outcome:
-    """Training as well: layers in parallel before bits are assigned, in turn after it, and at last the biases."""
+    """Training as well: layers in parallel before bits are assigned, after it in turn and together, then the biases."""
     choose_engine(job.recipe.engine or Engine.AUTO)
     found = _assembled(job, train=True)
     tuned = tune_batch_norm(job, found.plan)
     trained = train_in_turn(job, tuned.plan)
-    biases = tune_biases(job, trained.plan)
-    return replace(found, plan=biases.plan, tuned=tuned, trained=trained, biases=biases)
+    joint = train_jointly(job, trained.plan) if trains_jointly(job.recipe) else None
+    biases = tune_biases(job, joint.plan if joint else trained.plan)
+    return replace(found, plan=biases.plan, tuned=tuned, trained=trained, joint=joint, biases=biases)
 
 
 def _assembled(job: Job, *, train: bool) -> Outcome:

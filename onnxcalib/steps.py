@@ -27,11 +27,12 @@ from onnxcalib.stages import sensitivity as sensitivity_stage
 from onnxcalib.stages.adaquant import SCHEDULES
 from onnxcalib.stages.allocate import minimise_loss
 from onnxcalib.stages.batchnorm import Tuned, Tuner
-from onnxcalib.stages.biastune import BiasTuned, BiasTuner
 from onnxcalib.stages.calibrate import Statistics, calibrate
 from onnxcalib.stages.fixed import fixed_precision
 from onnxcalib.stages.layerwise import Layerwise
 from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign, limits_of, pins_of
+from onnxcalib.stages.network import BIASES, JOINT, NetworkTuned, NetworkTuner
+from onnxcalib.stages.network import Schedule as NetworkSchedule
 from onnxcalib.stages.rounding import Menu, Ranges, round_to_nearest
 from onnxcalib.stages.sensitivity_table import SensitivityTable
 from onnxcalib.stages.teacher import Teacher
@@ -40,6 +41,7 @@ from onnxcalib.stages.wishes import menus_of
 HELD_OUT = 128
 RANGE_SAMPLES = 256
 RANGE_MARGIN = 0.9
+JOINT_STEPS = 4  # for each step of a layer that is asked for
 RANGE_CANDIDATES = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTILE)
 
 
@@ -162,12 +164,27 @@ def train_in_turn(job: Job, plan: QuantPlan) -> Trained:
     return Trained(trained, before, after, obstacles) if after < before else Trained(plan, before, before, obstacles)
 
 
-def tune_biases(job: Job, plan: QuantPlan) -> BiasTuned:
+def trains_jointly(recipe: Recipe) -> bool:
+    """Whether all layers train together at last: neither the paper nor AdaRound does that."""
+    return recipe.training is not Training.PAPER and recipe.layer_optimizer is not LayerOptimizer.ADAROUND
+
+
+def train_jointly(job: Job, plan: QuantPlan) -> NetworkTuned:
+    """All layers at once towards the float model's outputs, on most of the samples, judged on the others."""
+    steps = JOINT.steps if job.recipe.steps is None else JOINT_STEPS * job.recipe.steps
+    return _through_network(job, plan, replace(JOINT, steps=steps))
+
+
+def tune_biases(job: Job, plan: QuantPlan) -> NetworkTuned:
     """Bias tuning on most of the samples, judged on the others."""
+    return _through_network(job, plan, BIASES)
+
+
+def _through_network(job: Job, plan: QuantPlan, schedule: NetworkSchedule) -> NetworkTuned:
     data, held_out = parted(job.data)
     teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
-    engine = job.recipe.engine or Engine.AUTO
-    tuner = BiasTuner(job.model, job.layers, job.target, data, teacher, engine, bool(job.recipe.strict))
+    engine, strict = job.recipe.engine or Engine.AUTO, bool(job.recipe.strict)
+    tuner = NetworkTuner(job.model, job.layers, job.target, data, teacher, engine, schedule, strict)
     return tuner.tune(plan, job.progress)
 
 

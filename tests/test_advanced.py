@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,12 @@ from recipe_files import assert_there_and_back, written
 from single_layers import correlated
 
 from models import Arrays, build, conv_net, conv_transpose, feed_for, normal, run, transformer_block
-from onnxcalib import Pipeline, Recipe, RecipeError, Result, RuntimeMissingError, quantize, read_recipe
+from onnxcalib import Pipeline, Recipe, RecipeError, Result, RuntimeMissingError, quantize, read_recipe, steps
 from onnxcalib.engine.gradient_rules import RULES
 from onnxcalib.engine.gradients import NoGradientError
 from onnxcalib.model.extract import with_outputs
 from onnxcalib.numerics.grid import dequantize
 from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Training, parse_bits, read_options
-from onnxcalib.stages import biastune
 
 HAS_TRAINING = hasattr(ort.capi._pybind_state, "GradientGraphBuilder")
 SAMPLES = 24
@@ -37,7 +37,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(biastune, "STEPS", 20)
+    monkeypatch.setattr(steps, "BIASES", replace(steps.BIASES, steps=20))
 
 
 def advanced(**options: Any) -> Recipe:
@@ -60,14 +60,15 @@ def assert_file_is_the_plan(result: Result, data: Arrays) -> None:
 
 
 def assert_never_worse(result: Result) -> None:
-    steps = (result.tuned, result.trained, result.biases)
-    for step in steps:
-        assert step is not None
+    assert None not in (result.tuned, result.trained, result.biases)
+    assert (result.joint is not None) == steps.trains_jointly(result.recipe)
+    found = [step for step in (result.tuned, result.trained, result.joint, result.biases) if step is not None]
+    for step in found:
         assert math.isfinite(step.before)
         assert step.after <= step.before
-    for earlier, later in itertools.pairwise(steps):
+    for earlier, later in itertools.pairwise(found):
         assert later.before == pytest.approx(earlier.after, rel=1e-6)
-    assert steps[-1].plan is result.plan
+    assert found[-1].plan is result.plan
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
-"""The loss of a whole quantized model against the float model's outputs, with its biases as parameters."""
+"""The loss of a whole quantized model against the float model's outputs, with what trains as parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +16,39 @@ from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.layers import Layer
 from onnxcalib.numerics.grid import along
 from onnxcalib.numerics.loss import TEMPERATURE, Head
+from onnxcalib.plan import QuantPlan
 
 FloatArray = npt.NDArray[np.float32]
 
 SMALLEST = 1e-12  # of a probability whose logarithm is taken
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """Where a parameter starts, in its unit."""
+
+    start: FloatArray
+    unit: FloatArray
+
+
 def bias_name(layer: Layer) -> str:
     """The input that takes a layer's bias."""
     return f"{layer.name}:bias"
+
+
+def weight_name(layer: Layer) -> str:
+    """The input that takes a layer's weight before it is rounded."""
+    return f"{layer.name}:weight"
+
+
+def weight_scale_name(layer: Layer) -> str:
+    """The input that takes the steps of a weight's grid."""
+    return f"{layer.name}:weight_scale"
+
+
+def input_scale_name(tensor: str) -> str:
+    """The input that takes the step of the grid on which layers read a tensor."""
+    return f"{tensor}:input_scale"
 
 
 def truth_name(output: str) -> str:
@@ -33,17 +59,13 @@ def truth_name(output: str) -> str:
 def distillation_loss(
     quantized: onnx.ModelProto,
     layers: Sequence[Layer],
-    biases: Mapping[str, FloatArray],
-    units: Mapping[str, FloatArray],
+    plan: QuantPlan,
+    parameters: Mapping[str, Parameter],
     heads: Mapping[str, Head],
     truth: Mapping[str, npt.NDArray[np.float32]],
 ) -> onnx.ModelProto:
-    """Requires a written model with one byte a code; biases are by layer, in their units; truth gives the ranks."""
-    form = _FloatForm(quantized)
-    for layer in layers:
-        if layer.name in biases:
-            value = form.writer.parameter(bias_name(layer), biases[layer.name], units[layer.name])
-            form.replace_bias(layer, value)
+    """Requires the plan's written model with one byte a code; truth gives the ranks of the outputs."""
+    form = _FloatForm(quantized, layers, plan, parameters)
     form.write()
     writer = form.writer
     parts = []
@@ -75,21 +97,33 @@ def _cross_entropy(writer: LossWriter, name: str, wanted: str, head: Head) -> st
 class _FloatForm:
     """A QDQ model rewritten so that gradients pass through its quantizers."""
 
-    def __init__(self, quantized: onnx.ModelProto) -> None:
+    def __init__(
+        self,
+        quantized: onnx.ModelProto,
+        layers: Sequence[Layer],
+        plan: QuantPlan,
+        parameters: Mapping[str, Parameter],
+    ) -> None:
         self.index = GraphIndex(quantized.graph)
-        self.graph = quantized.graph
+        self.graph, self.plan = quantized.graph, plan
         self.writer = LossWriter(quantized)
         self.writer.inputs.extend(value for value in quantized.graph.input if value.name in self.index.inputs)
-        self.biases: dict[tuple[str, int], str] = {}  # by node and place
+        self.values = {name: self.writer.parameter(name, value.start, value.unit) for name, value in parameters.items()}
+        nodes = {node.name: node for node in quantized.graph.node}
+        self.weights = {nodes[layer.name].input[1]: layer for layer in layers if layer.name in plan.layers}
+        self.inputs = {nodes[layer.name].input[0]: layer.input for layer in layers if layer.name in plan.layers}
+        # The biases that are fed from parameters, by node and place.
+        self.biases = {
+            self._bias_place(nodes, layer): self.values[bias_name(layer)]
+            for layer in layers
+            if bias_name(layer) in self.values
+        }
 
-    def replace_bias(self, layer: Layer, value: str) -> None:
-        """Feeds a layer's bias from a parameter."""
-        name = layer.bias_node or layer.name
-        place = 2
-        if layer.bias_node is not None:
-            node = next(node for node in self.graph.node if node.name == name)
-            place = next(i for i, read in enumerate(node.input) if read in self.index.initializers)
-        self.biases[name, place] = value
+    def _bias_place(self, nodes: Mapping[str, onnx.NodeProto], layer: Layer) -> tuple[str, int]:
+        if layer.bias_node is None:
+            return layer.name, 2
+        read = nodes[layer.bias_node].input
+        return layer.bias_node, next(i for i, name in enumerate(read) if name in self.index.initializers)
 
     def write(self) -> None:
         """All nodes, with every quantizer in a form that can be differentiated."""
@@ -115,16 +149,33 @@ class _FloatForm:
         assert zero is not None
         axis = attributes(node).get("axis", 1) if scale.ndim else None
         codes = self.index.constant(node.input[0])
-        if codes is not None:
-            values = (codes.astype(np.int32) - along(zero, axis, codes.ndim)) * along(scale, axis, codes.ndim)
-            tensor = numpy_helper.from_array(values.astype(np.float32), node.output[0])
-            self.writer.constants.append(tensor)
+        if codes is None:
+            self._quantize_activation(node, scale, zero, axis)
             return
+        layer = self.weights.get(node.output[0])
+        if layer is not None and weight_name(layer) in self.values:
+            self._quantize_weight(node, layer)
+            return
+        values = (codes.astype(np.int32) - along(zero, axis, codes.ndim)) * along(scale, axis, codes.ndim)
+        tensor = numpy_helper.from_array(values.astype(np.float32), node.output[0])
+        self.writer.constants.append(tensor)
+
+    def _quantize_weight(self, node: onnx.NodeProto, layer: Layer) -> None:
+        grid, writer = self.plan.layers[layer.name].grid, self.writer
+        scale = self.values.get(weight_scale_name(layer)) or writer.constant("scale", grid.scale)
+        zero = writer.constant("zero", grid.zero_point.astype(np.float32))
+        writer.fake_quantize(self.values[weight_name(layer)], scale, zero, (grid.low, grid.high), grid.axis)
+        writer.nodes[-1].output[0] = node.output[0]
+
+    def _quantize_activation(
+        self, node: onnx.NodeProto, scale: FloatArray, zero: npt.NDArray[Any], axis: int | None
+    ) -> None:
         maker, bounds = self.index.producers[node.input[0]], np.iinfo(zero.dtype)
         low, high = int(bounds.min), int(bounds.max)
         if maker.op_type == "Clip":
             low, high = (int(self.index.constant(name)) for name in maker.input[1:3])  # type: ignore[arg-type]
             maker = self.index.producers[maker.input[0]]
-        grid = (self.writer.constant("scale", scale), self.writer.constant("zero", zero.astype(np.float32)))
+        trained = self.values.get(input_scale_name(self.inputs.get(node.output[0], "")))
+        grid = (trained or self.writer.constant("scale", scale), self.writer.constant("zero", zero.astype(np.float32)))
         self.writer.fake_quantize(maker.input[0], *grid, (low, high), axis)
         self.writer.nodes[-1].output[0] = node.output[0]

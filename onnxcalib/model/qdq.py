@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,12 @@ def write_qdq(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Ta
         )
 
     return edit(model.proto, change)
+
+
+def write_plain(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Target) -> onnx.ModelProto:
+    """The same numbers in a form that is easy to work on: one byte a code, every tensor of the model still there."""
+    # No fused placement: a Relu that the writer leaves out, as a narrow grid repeats it, would take a tensor away.
+    return write_qdq(model, layers, plan, replace(target, storage=Storage.INT8, placement=Placement.LAYER_INPUTS))
 
 
 class _Writer:

@@ -13,9 +13,9 @@ from onnxcalib.pipeline import Result
 from onnxcalib.plan import QuantPlan
 from onnxcalib.stages.allocate import Allocation
 from onnxcalib.stages.batchnorm import Tuned
-from onnxcalib.stages.biastune import BiasTuned
 from onnxcalib.stages.curve import Point
 from onnxcalib.stages.evaluate import Evaluation
+from onnxcalib.stages.network import NetworkTuned
 from onnxcalib.stages.sensitivity_table import SensitivityTable
 from onnxcalib.steps import Trained
 
@@ -89,13 +89,13 @@ def story(result: Result) -> list[str]:
     if result.trained is not None:
         lines.append(f"sequential {result.optimizer}: {_fall(result.trained)}")
         lines += [f"not trained: {obstacle}" for obstacle in result.trained.obstacles]
-    if result.biases is not None:
-        obstacle = result.biases.obstacle
-        lines.append(f"bias tuning: {_fall(result.biases)}" if obstacle is None else f"no bias tuning: {obstacle}")
+    for stage, tuned in (("joint AdaQuant", result.joint), ("bias tuning", result.biases)):
+        if tuned is not None:
+            lines.append(f"no {stage}: {tuned.obstacle}" if tuned.obstacle else f"{stage}: {_fall(tuned)}")
     return lines
 
 
-def _fall(found: Tuned | Trained | BiasTuned) -> str:
+def _fall(found: Tuned | Trained | NetworkTuned) -> str:
     kept = "" if found.after < found.before else ", not kept"
     return f"held-out softened loss {found.before:.6g} to {found.after:.6g}{kept}"
 

@@ -16,14 +16,14 @@ from onnxcalib.model.extract import with_outputs
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import Places
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.qdq import write_plain
 from onnxcalib.numerics.grid import Grid
 from onnxcalib.plan import Candidates, LayerParams, QuantPlan
 from onnxcalib.recipe import Engine, LayerOptimizer, Precision
 from onnxcalib.stages.adaquant import LayerProblem, Optimised, Schedule, optimise
 from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.capture import Spilled, capture
-from onnxcalib.targets import Placement, Storage, Target
+from onnxcalib.targets import Target
 
 # What lies on disk at a time, and of one sample in memory, unless a single layer takes more.
 SPILL_BYTES = 4 * 2**30
@@ -95,9 +95,7 @@ class Layerwise:
         """Adds the layer's input to the known tensors of the network whose earlier layers are trained."""
         if layer.input in known:
             return
-        # No fused placement: a Relu that the writer leaves out, as a narrow grid repeats it, would take a tensor away.
-        plain = replace(self.target, storage=Storage.INT8, placement=Placement.LAYER_INPUTS)
-        quantized = write_qdq(self.model, self.layers, plan, plain)
+        quantized = write_plain(self.model, self.layers, plan, self.target)
         grids = {layer.input: plan.carried[layer.input]} if layer.input in plan.carried else {}
         known |= capture(quantized, [layer.input], self.data, folder, grids, known)
 

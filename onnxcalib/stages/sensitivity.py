@@ -17,7 +17,7 @@ from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import Places
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.qdq import write_plain, write_qdq
 from onnxcalib.model.shapes import typed
 from onnxcalib.model.storage import plane_bytes, shared_plane_bytes
 from onnxcalib.numerics.grid import Array
@@ -28,7 +28,7 @@ from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.rounding import Menu
 from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
 from onnxcalib.stages.teacher import check_loss
-from onnxcalib.targets import Placement, Storage, Target
+from onnxcalib.targets import Storage, Target
 
 SAMPLES = 256
 
@@ -106,11 +106,8 @@ class _Probes:
     def __init__(self, problem: Problem, loss: LossKind) -> None:
         self.problem, self.loss = problem, loss
         self.heads = find_heads(problem.model.proto)
-        # Plain storage: unpacking planes would only cost time at each session's start. No fused placement: a Relu that
-        # the writer leaves out, as a narrow grid repeats it, would take a tensor away that the probes start from.
-        plain = replace(problem.target, storage=Storage.INT8, placement=Placement.LAYER_INPUTS)
         plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
-        proto = typed(write_qdq(problem.model, problem.layers, plan, plain))
+        proto = typed(write_plain(problem.model, problem.layers, plan, problem.target))
         self.probes = [_Probe(problem, layer, proto, self._new_loss) for layer in problem.layers]
         reads = [name for probe in self.probes for name in (probe.layer.input, *probe.fed)]
         inputs = {value.name for value in proto.graph.input}

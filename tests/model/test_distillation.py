@@ -25,7 +25,7 @@ from models import (
 )
 from onnxcalib.engine.differentiate import Gradients, Loss
 from onnxcalib.job import Job, start
-from onnxcalib.model.distillation import bias_name, distillation_loss, truth_name
+from onnxcalib.model.distillation import Parameter, bias_name, distillation_loss, truth_name
 from onnxcalib.model.heads import find_heads
 from onnxcalib.model.layers import Layer
 from onnxcalib.numerics.loss import TEMPERATURE, Head
@@ -119,14 +119,16 @@ class Whole:
         return biases
 
     def loss(self, biases: Arrays, unit: float = 1.0) -> onnx.ModelProto:
-        units = {name: np.float32(unit) for name in biases}
-        scaled = {name: value / units[name] for name, value in biases.items()}
+        parameters = {
+            bias_name(layer_named(self.job, name)): Parameter(value / np.float32(unit), np.float32(unit))
+            for name, value in biases.items()
+        }
         # A bias that the layer did not have must have a place in the file.
         layers = {
             name: replace(params, bias=biases.get(name, params.bias)) for name, params in self.plan.layers.items()
         }
         written = self.write(replace(self.plan, layers=layers))
-        return distillation_loss(written, self.job.layers, scaled, units, self.heads, self.truth)
+        return distillation_loss(written, self.job.layers, self.plan, parameters, self.heads, self.truth)
 
     def fed(self, biases: Arrays) -> Arrays:
         truth = {truth_name(name): value for name, value in self.truth.items()}
@@ -221,7 +223,7 @@ def test_outputs_add_up() -> None:
     each = []
     for name, head in case.heads.items():
         truth = {name: case.truth[name]}
-        loss = distillation_loss(case.written, case.job.layers, {}, {}, {name: head}, truth)
+        loss = distillation_loss(case.written, case.job.layers, case.plan, {}, {name: head}, truth)
         each.append(Loss(loss).run({**case.feed, truth_name(name): truth[name]}))
         assert each[-1] > 1e-4
     assert case.value({}) == pytest.approx(sum(each), rel=1e-5)

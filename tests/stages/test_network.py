@@ -1,4 +1,4 @@
-"""Bias tuning: the held-out loss falls or nothing changes, only biases move, and what has no gradient is named."""
+"""Training through the network: the held-out loss falls or nothing changes, and what has no gradient is named."""
 
 from __future__ import annotations
 
@@ -15,24 +15,21 @@ from models import branches, build, conv1d, conv_net, conv_transpose, feed_for, 
 from onnxcalib.engine.gradients import NoGradientError
 from onnxcalib.errors import ModelError
 from onnxcalib.job import Job, silent, start
+from onnxcalib.numerics.grid import quantize
 from onnxcalib.numerics.loss import TEMPERATURE, Head
 from onnxcalib.pipeline import candidates_of
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Engine, Pipeline, RangeMethod, Recipe, parse_bits
-from onnxcalib.stages import biastune
-from onnxcalib.stages.biastune import BiasTuned, BiasTuner
+from onnxcalib.stages import network
+from onnxcalib.stages.network import BIASES, JOINT, NetworkTuned, NetworkTuner, Schedule
 from onnxcalib.stages.rounding import BIAS_STEPS
 from onnxcalib.stages.teacher import Teacher
 from onnxcalib.steps import parted
 
 SAMPLES = 40
 TARGETS = ["ort", "paper"]
-
-
-@pytest.fixture(autouse=True)
-def _few_large_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(biastune, "STEPS", 40)
-    monkeypatch.setattr(biastune, "RATE", 2e-2)
+QUICK = replace(BIASES, steps=40, bias=2e-2)  # few large steps
+QUICK_JOINT = replace(JOINT, steps=40, bias=2e-2, weight=2e-2, scale=3e-3)
 
 
 def job_for(model: onnx.ModelProto, bits: str = "w4a8", target: str = "ort", samples: int = SAMPLES) -> Job:
@@ -54,14 +51,16 @@ def shifted(plan: QuantPlan, by: float = 0.3) -> QuantPlan:
     return replace(plan, layers=layers)
 
 
-def tuner_of(job: Job, engine: Engine = Engine.AUTO, *, strict: bool = False) -> BiasTuner:
+def tuner_of(
+    job: Job, engine: Engine = Engine.AUTO, schedule: Schedule = QUICK, *, strict: bool = False
+) -> NetworkTuner:
     data, held_out = parted(job.data)
     teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
-    return BiasTuner(job.model, job.layers, job.target, data, teacher, engine, strict)
+    return NetworkTuner(job.model, job.layers, job.target, data, teacher, engine, schedule, strict)
 
 
-def tuned(job: Job, plan: QuantPlan, engine: Engine = Engine.AUTO) -> BiasTuned:
-    return tuner_of(job, engine).tune(plan, silent)
+def tuned(job: Job, plan: QuantPlan, engine: Engine = Engine.AUTO, schedule: Schedule = QUICK) -> NetworkTuned:
+    return tuner_of(job, engine, schedule).tune(plan, silent)
 
 
 def held_out_loss(job: Job, plan: QuantPlan) -> float:
@@ -109,11 +108,11 @@ def test_the_held_out_loss_falls_and_only_biases_move(builder: Callable[[], onnx
     assert all(found.plan.layers[name].bias.dtype == np.float32 for name in moved)
 
 
-def test_the_plan_stays_where_nothing_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(biastune, "RATE", 1e6)  # every step lands far away
+@pytest.mark.parametrize("schedule", [QUICK, QUICK_JOINT], ids=["biases", "joint"])
+def test_the_plan_stays_where_nothing_helps(schedule: Schedule) -> None:
     job = job_for(conv_net())
     plan = plan_of(job)
-    found = tuned(job, plan)
+    found = tuned(job, plan, schedule=replace(schedule, bias=1e6))  # every step lands far away
     assert found.plan is plan
     assert found.before == found.after == pytest.approx(held_out_loss(job, plan), rel=1e-4)
 
@@ -122,15 +121,15 @@ def test_the_best_state_on_the_way_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     job = job_for(conv1d())
     losses, judged, told = iter([1.0, 2.0, 3.0, 3.0, 2.0, 0.7, 0.5, 0.6, 2.0, 0.9, 3.0]), [], []
 
-    def judge(_tuner: BiasTuner, plan: QuantPlan) -> float:
+    def judge(_tuner: NetworkTuner, plan: QuantPlan) -> float:
         judged.append(plan)
         return next(losses)
 
-    monkeypatch.setattr(BiasTuner, "_loss", judge)
+    monkeypatch.setattr(NetworkTuner, "_loss", judge)
     found = tuner_of(job).tune(plan_of(job), lambda _stage, done, total: told.append((done, total)))
     assert (found.before, found.after) == (1.0, 0.5)
     assert found.plan is judged[6]
-    assert len(judged) == 1 + biastune.CHECKS
+    assert len(judged) == 1 + network.CHECKS
     assert told == [(done, 40) for done in range(1, 41)]
 
 
@@ -201,7 +200,7 @@ def test_nothing_to_tune(tail: str) -> None:
 
 
 def test_an_int32_bias_keeps_within_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(biastune, "BIAS_STEPS", 40.0)  # as narrow as no file is
+    monkeypatch.setattr(network, "BIAS_STEPS", 40.0)  # as narrow as no file is
     job = job_for(conv_net())
     plan = shifted(plan_of(job), 2.0)
     found = tuned(job, plan).plan
@@ -217,7 +216,7 @@ def test_an_int32_bias_keeps_within_its_bounds(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_float_bias_knows_no_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(biastune, "BIAS_STEPS", 1e-3)
+    monkeypatch.setattr(network, "BIAS_STEPS", 1e-3)
     job = job_for(conv1d(), target="paper")
     plan = shifted(plan_of(job))
     found = tuned(job, plan)
@@ -263,6 +262,49 @@ def test_few_samples_will_do(samples: int) -> None:
     job = job_for(conv1d(), samples=samples)
     found = tuned(job, shifted(plan_of(job)))
     assert found.after < found.before
+
+
+# All at once.
+
+
+@pytest.mark.parametrize("engine", [Engine.AUTO, Engine.STANDARD])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("builder", [conv_net, transformer_block, branches])
+def test_all_layers_train_together(builder: Callable[[], onnx.ModelProto], target: str, engine: Engine) -> None:
+    job = job_for(builder(), "w3a4", target)
+    plan = plan_of(job)
+    found = tuned(job, plan, engine, QUICK_JOINT)
+    assert found.obstacle is None
+    assert found.after < found.before
+    assert found.after == pytest.approx(held_out_loss(job, found.plan), rel=1e-4)
+    for layer in job.layers:
+        old, new = plan.layers[layer.name], found.plan.layers[layer.name]
+        assert new.codes.dtype == old.codes.dtype
+        assert new.grid.low <= new.codes.min()
+        assert new.codes.max() <= new.grid.high
+        assert (new.grid.zero_point == old.grid.zero_point).all()
+        np.testing.assert_array_equal(new.codes, quantize(new.weight, new.grid))
+    assert any((found.plan.layers[name].codes != params.codes).any() for name, params in plan.layers.items())
+    assert any(found.plan.inputs[name].scale != grid.scale for name, grid in plan.inputs.items())
+    assert found.plan.carried is plan.carried
+
+
+def test_all_layers_train_further_than_their_biases() -> None:
+    job = job_for(conv_net(), "w3a4", samples=96)
+    plan = plan_of(job)
+    losses = [tuned(job, plan, schedule=schedule).after for schedule in (QUICK_JOINT, QUICK)]
+    assert losses[0] < losses[1]
+
+
+def test_scales_that_are_powers_of_two_stay() -> None:
+    job = job_for(conv_net(), "w3a4")
+    job = replace(job, target=replace(job.target, power_of_two=True))
+    plan = plan_of(job)
+    found = tuned(job, plan, schedule=QUICK_JOINT)
+    assert found.after < found.before
+    assert found.plan.inputs is plan.inputs
+    for name, params in plan.layers.items():
+        np.testing.assert_array_equal(found.plan.layers[name].grid.scale, params.grid.scale)
 
 
 # What has no gradient.

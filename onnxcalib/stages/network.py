@@ -1,0 +1,222 @@
+"""Training through the whole quantized model, towards the float model's outputs: the biases alone, or all at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxcalib.data import Dataset
+from onnxcalib.engine.adam import Adam, cosine
+from onnxcalib.engine.differentiate import Gradients
+from onnxcalib.engine.gradients import NoGradientError
+from onnxcalib.engine.inference import Session, Tensors
+from onnxcalib.model.distillation import (
+    Parameter,
+    bias_name,
+    distillation_loss,
+    input_scale_name,
+    truth_name,
+    weight_name,
+    weight_scale_name,
+)
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.normalize import variance_name, with_statistics
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.qdq import bias_scale, write_qdq
+from onnxcalib.numerics.grid import Grid, along, quantize, with_least_scale
+from onnxcalib.numerics.loss import TEMPERATURE, Head, log_probabilities
+from onnxcalib.plan import LayerParams, QuantPlan
+from onnxcalib.recipe import Engine
+from onnxcalib.stages.calibrate import Progress
+from onnxcalib.stages.rounding import BIAS_STEPS, least_scale
+from onnxcalib.stages.teacher import Teacher
+from onnxcalib.targets import Placement, Storage, Target
+
+FloatArray = npt.NDArray[np.float32]
+
+# A batch goes through the network in pieces: the memory of a step is that of a piece.
+PIECE = 8
+PIECES = 2
+CHECKS = 10
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What trains through the network, and how fast; None: it stays as it is."""
+
+    stage: str
+    steps: int
+    bias: float  # in deviations of the layer's output
+    weight: float | None = None  # in steps of the grid
+    scale: float | None = None  # in shares of the scale
+
+
+BIASES = Schedule("bias tuning", steps=200, bias=3e-3)
+JOINT = Schedule("joint AdaQuant", steps=400, bias=1e-3, weight=1e-3, scale=3e-4)
+
+
+@dataclass(frozen=True)
+class NetworkTuned:
+    """The tuned plan, and the held-out loss before and after; or why it was left alone."""
+
+    plan: QuantPlan
+    before: float
+    after: float
+    obstacle: NoGradientError | None = None
+
+
+@dataclass(frozen=True)
+class NetworkTuner:
+    """What training through the network works on."""
+
+    model: Model
+    layers: Sequence[Layer]
+    target: Target
+    data: Dataset
+    teacher: Teacher  # holds the held-out samples
+    engine: Engine
+    schedule: Schedule
+    strict: bool = False
+
+    def tune(self, plan: QuantPlan, progress: Progress) -> NetworkTuned:
+        """The held-out samples choose among the start and the states on the way: at first the loss often rises."""
+        before, schedule = self._loss(plan), self.schedule
+        if not self.teacher.heads or not (schedule.weight or any(layer.takes_bias for layer in self.layers)):
+            return NetworkTuned(plan, before, before)
+        try:
+            training = _Training(self, plan)
+        except NoGradientError as error:
+            if self.strict:
+                raise
+            return NetworkTuned(plan, before, before, error)
+        best, least = plan, before
+        for step in range(1, schedule.steps + 1):
+            training.step(step)
+            progress(schedule.stage, step, schedule.steps)
+            if step % max(schedule.steps // CHECKS, 1):
+                continue
+            trial = training.plan()
+            loss = self._loss(trial)
+            if loss < least:
+                best, least = trial, loss
+        return NetworkTuned(best, before, least)
+
+    def _loss(self, plan: QuantPlan) -> float:
+        return self.teacher.loss_of(self.written(plan, self.target))
+
+    def written(self, plan: QuantPlan, target: Target) -> onnx.ModelProto:
+        """The quantized model with one byte a code."""
+        return write_qdq(self.model, self.layers, plan, replace(target, storage=Storage.INT8))
+
+
+class _Training:
+    def __init__(self, tuner: NetworkTuner, plan: QuantPlan) -> None:
+        self.tuner, self.start = tuner, plan
+        self.heads = tuner.teacher.heads
+        self.session = Session(tuner.model.proto)
+        feed = next(iter(tuner.data.batches(PIECE)))
+        parameters, rates = self._parameters(feed)
+        self.units = {name: parameter.unit for name, parameter in parameters.items()}
+        starts = {name: parameter.start for name, parameter in parameters.items()}
+        # Nothing for the sake of runtimes: weights right at their layers, and no Relu left out for a grid that moves.
+        bare = replace(tuner.target, placement=Placement.LAYER_INPUTS, float_compute=False)
+        started = tuner.written(self._plan_of(starts), bare)
+        proto = distillation_loss(started, tuner.layers, plan, parameters, self.heads, self._truth(feed))
+        self.gradients = Gradients(proto, starts, tuner.engine)
+        self.adam = Adam(self.gradients.parameters, rates)
+        self.feeds = self._endless()
+
+    def step(self, number: int) -> None:
+        """One step on a batch, a piece at a time."""
+        total: dict[str, FloatArray] = {}
+        for feed in itertools.islice(self.feeds, PIECES):
+            self.gradients.run({**feed, **{truth_name(name): value for name, value in self._truth(feed).items()}})
+            for name, gradient in self.gradients.gradients.items():
+                total[name] = total[name] + gradient if name in total else gradient.copy()
+        self.adam.step(total, cosine(number, self.tuner.schedule.steps))
+
+    def plan(self) -> QuantPlan:
+        """The plan with the parameters as they are now."""
+        return self._plan_of(self.gradients.parameters)
+
+    def _parameters(self, feed: Tensors) -> tuple[dict[str, Parameter], dict[str, float]]:
+        """What trains, and at which rate."""
+        parameters: dict[str, Parameter] = {}
+        rates: dict[str, float] = {}
+
+        def add(name: str, value: FloatArray, unit: npt.ArrayLike, rate: float) -> None:
+            unit = np.asarray(unit, np.float32)
+            parameters[name], rates[name] = Parameter(np.asarray(value / unit, np.float32), unit), rate
+
+        schedule, plan = self.tuner.schedule, self.start
+        for layer in self.tuner.layers:
+            params = plan.layers[layer.name]
+            if schedule.weight is not None:
+                unit = along(params.grid.scale, params.grid.axis, params.weight.ndim)
+                add(weight_name(layer), params.weight, unit, schedule.weight)
+            if schedule.scale is not None and not self.tuner.target.power_of_two:
+                add(weight_scale_name(layer), params.grid.scale, params.grid.scale, schedule.scale)
+                if layer.input in plan.inputs:
+                    scale = plan.inputs[layer.input].scale
+                    add(input_scale_name(layer.input), scale, scale, schedule.scale)
+        for layer, deviation in self._deviations(feed):
+            add(bias_name(layer), _bias(plan, layer), deviation, schedule.bias)
+        return parameters, rates
+
+    def _plan_of(self, parameters: Mapping[str, FloatArray]) -> QuantPlan:
+        values = {name: np.asarray(value * self.units[name], np.float32) for name, value in parameters.items()}
+        plan = self.start
+        trained = {name: values.get(input_scale_name(name)) for name in plan.inputs}
+        inputs = {name: _moved(plan.inputs[name], scale) for name, scale in trained.items() if scale is not None}
+        plan = replace(plan, inputs={**plan.inputs, **inputs}) if inputs else plan
+        layers = {layer.name: self._params_of(plan, layer, values) for layer in self.tuner.layers}
+        return replace(plan, layers={**plan.layers, **layers})
+
+    def _params_of(self, plan: QuantPlan, layer: Layer, values: Mapping[str, FloatArray]) -> LayerParams:
+        params, target = plan.layers[layer.name], self.tuner.target
+        bias, read = values.get(bias_name(layer), params.bias), plan.layer_input(layer.input)
+        weight = values.get(weight_name(layer))
+        if weight is not None:
+            scale = values.get(weight_scale_name(layer))
+            grid = params.grid if scale is None else _moved(params.grid, scale)
+            if bias is not None:
+                grid = with_least_scale(grid, least_scale(layer, target, bias, read, per_channel=grid.axis is not None))
+            params = replace(params, codes=quantize(weight, grid), grid=grid, weight=weight, input=None)
+        if bias is not None and target.integer_bias and layer.bias_node is None:
+            most = bias_scale(params.grid, read) * np.float32(BIAS_STEPS)
+            bias = np.clip(bias, -most, most)
+        return params if bias is params.bias else replace(params, bias=bias)
+
+    def _deviations(self, feed: Tensors) -> list[tuple[Layer, float]]:
+        """The deviation of the output of each layer that takes a bias, its channels taken together."""
+        layers = [layer for layer in self.tuner.layers if layer.takes_bias]
+        found = Session(with_statistics(self.tuner.model.proto, layers)).run(feed) if layers else {}
+        return [(layer, max(float(np.sqrt(np.mean(found[variance_name(layer)]))), 1e-6)) for layer in layers]
+
+    def _truth(self, feed: Tensors) -> dict[str, FloatArray]:
+        outputs = self.session.run(feed)
+        return {
+            name: outputs[name]
+            if head is Head.VALUES
+            else np.exp(log_probabilities(outputs[name], head, TEMPERATURE)).astype(np.float32)
+            for name, head in self.heads.items()
+        }
+
+    def _endless(self) -> Iterator[Tensors]:
+        for _ in itertools.count():
+            yield from self.tuner.data.batches(PIECE)
+
+
+def _moved(grid: Grid, scale: FloatArray) -> Grid:
+    """The grid with a trained scale, which must not come near zero."""
+    return replace(grid, scale=np.maximum(scale, np.float32(0.1) * grid.scale))
+
+
+def _bias(plan: QuantPlan, layer: Layer) -> FloatArray:
+    bias = plan.layers[layer.name].bias
+    return np.zeros(layer.channels, np.float32) if bias is None else bias
