@@ -4,90 +4,144 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from onnxcalib.errors import RecipeError, near
 from onnxcalib.recipe.choices import ENUMS, Precision, parse_bits, parse_choice
+from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, KEYS, Key, Kind
+from onnxcalib.recipe.presets import PRESETS, preset_options
 from onnxcalib.recipe.recipe import Recipe
+from onnxcalib.recipe.settings import RECIPE_FIELDS, Settings, options_of, settings_of
+
+_IMAGE_KEYS = {key.name: key for key in IMAGE_KEYS}
 
 
-def read_recipe(path: str | Path) -> Recipe:
-    """Reads a TOML recipe; unknown keys and wrong types are errors."""
-    return Recipe(**read_options(path))
+def read_recipe(source: str | Path) -> Recipe:
+    """Reads a TOML recipe, or takes a preset by name; unknown keys and wrong types are errors."""
+    options = read_options(source)
+    for name in options.keys() - RECIPE_FIELDS:
+        raise RecipeError(f"recipe {source} sets '{name}', which is no part of the recipe.", "Use read_settings.")
+    return Recipe(**options)
 
 
-def read_options(path: str | Path) -> dict[str, Any]:
-    """The options that a TOML recipe sets, checked one by one, so that others can go on top."""
+def read_settings(source: str | Path) -> Settings:
+    """Reads all that a TOML recipe can hold, or takes a preset by name."""
+    return settings_of(read_options(source))
+
+
+def read_options(source: str | Path) -> dict[str, Any]:
+    """The options that a TOML recipe or a preset sets, checked one by one, so that others can go on top."""
+    if str(source) in PRESETS:
+        return preset_options(str(source))
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(source).read_text(encoding="utf-8"))
     except OSError as error:
-        raise RecipeError(f"recipe {path} cannot be read: {error.strerror}.", "Check the path.") from error
+        hint = f"Check the path, or name a preset: {', '.join(PRESETS)}."
+        raise RecipeError(f"recipe {source} cannot be read: {error.strerror}.", hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"recipe {path} is not valid TOML: {error}.", "Mend that line.") from error
-    known = {f.name for f in fields(Recipe)}
-    for key in table:
-        if key not in known:
-            raise RecipeError(f"recipe {path} has an unknown key '{key}'.", near(key, sorted(known)))
-    return {key: _from_toml(str(path), key, value) for key, value in table.items()}
+        raise RecipeError(f"recipe {source} is not valid TOML: {error}.", "Mend that line.") from error
+    images = table.pop(IMAGES, {})
+    if not isinstance(images, dict):
+        raise RecipeError(f"recipe {source}: '{IMAGES}' must be a table.", f"Begin a line with [{IMAGES}].")
+    options = _checked(str(source), table, KEYS, _IMAGE_KEYS, f"It belongs below [{IMAGES}].")
+    read = _checked(str(source), images, _IMAGE_KEYS, KEYS, f"It belongs above [{IMAGES}].")
+    return options | ({IMAGES: read} if read else {})
 
 
 def write_recipe(recipe: Recipe) -> str:
     """The recipe as TOML text; reading it gives the same recipe."""
-    lines = [f"{f.name} = {_to_toml(getattr(recipe, f.name))}" for f in fields(recipe) if _is_set(recipe, f.name)]
-    return "\n".join(lines) + "\n"
+    values = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    return _lines({name: value for name, value in values.items() if value is not None})
 
 
-def _is_set(recipe: Recipe, name: str) -> bool:
-    return getattr(recipe, name) is not None
+def write_settings(settings: Settings) -> str:
+    """The settings as TOML text; reading it gives the same settings."""
+    options = options_of(settings)
+    images = options.pop(IMAGES, None)
+    return _lines(options) + (f"\n[{IMAGES}]\n{_lines(images)}" if images else "")
 
 
-_KINDS: Mapping[str, tuple[type[Any], str]] = {
-    "pipeline": (str, "a string"),
-    "target": (str, "a string"),
-    "ranges": (str, "a string"),
-    "edge_bits": (int, "an integer"),
-    "seed": (int, "an integer"),
-    "include": (list, "a list of strings"),
-    "exclude": (list, "a list of strings"),
-    "bits": (list, "a list of strings"),
-    "compression": (float, "a number"),
-    "max_loss": (float, "a number"),
-    "limits": (list, "a list of strings"),
-    "costs": (list, "a list of strings"),
-    "minimise": (str, "a string"),
-    "pins": (list, "a list of strings"),
-    "loss": (str, "a string"),
-    "bn_reference": (str, "a string"),
-    "engine": (str, "a string"),
-    "layer_optimizer": (str, "a string"),
-    "training": (str, "a string"),
-    "steps": (int, "an integer"),
-    "strict": (bool, "true or false"),
-}
-
-
-def _from_toml(path: str, key: str, value: Any) -> Any:
-    kind, words = _KINDS[key]
-    if kind is float and type(value) is int:
-        value = float(value)
-    if key == "bits" and isinstance(value, str | int) and not isinstance(value, bool):
-        return parse_bits(str(value))
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise RecipeError(f"recipe {path}: '{key}' must be {words}, not {value!r}.", "Mend that line.")
-    if kind is list and not all(isinstance(item, str) for item in value):
-        raise RecipeError(f"recipe {path}: '{key}' must be {words}.", "Mend that line.")
-    if key == "bits":
-        return parse_bits(",".join(value))
-    return parse_choice(key, value) if key in ENUMS else tuple(value) if kind is list else value
-
-
-def _to_toml(value: Any) -> str:
+def to_toml(value: Any) -> str:
+    """A value as TOML text."""
     if isinstance(value, tuple):
-        return "[" + ", ".join(_to_toml(item) for item in value) + "]"
-    if isinstance(value, str | Precision):
+        return "[" + ", ".join(to_toml(item) for item in value) + "]"
+    if isinstance(value, str | Precision | Path):
         # TOML's strings are JSON's, but for one character that TOML wants escaped.
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {to_toml(value)}\n" for name, value in values.items())
+
+
+def _checked(
+    source: str, table: Mapping[str, Any], known: Mapping[str, Key], elsewhere: Collection[str], move: str
+) -> dict[str, Any]:
+    for name in table:
+        if name not in known:
+            hint = move if name in elsewhere else near(name, sorted(known))
+            raise RecipeError(f"recipe {source} has an unknown key '{name}'.", hint)
+    return {name: _value(source, known[name], value) for name, value in table.items()}
+
+
+def _value(source: str, key: Key, value: Any) -> Any:
+    read = _READERS[key.kind](value)
+    if read is None:
+        raise RecipeError(f"recipe {source}: '{key.name}' must be {key.kind.value}, not {value!r}.", "Mend that line.")
+    try:
+        if key.kind is Kind.BITS:
+            return parse_bits(read)
+        return parse_choice(key.name, read) if key.name in ENUMS else read
+    except RecipeError as error:
+        raise RecipeError(f"recipe {source}: {error.message}", error.hint) from error
+
+
+def _of(*types: type[Any]) -> Callable[[Any], Any]:
+    """The value if it is of these types; true and false are no numbers."""
+    return lambda value: value if type(value) in types else None
+
+
+def _list_of(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        items = [item(each) for each in value] if isinstance(value, list) else [None]
+        return None if None in items else tuple(items)
+
+    return read
+
+
+def _number(value: Any) -> float | None:
+    return None if _of(int, float)(value) is None else float(value)
+
+
+def _numbers(value: Any) -> Any:
+    one = _number(value)
+    return _list_of(_number)(value) if one is None else (one,)
+
+
+def _size(value: Any) -> Any:
+    pair = _list_of(_of(int))(value)
+    return pair if pair is not None and len(pair) == 2 else _of(int)(value)
+
+
+def _bits(value: Any) -> str | None:
+    if _of(int, str)(value) is not None:
+        return str(value)
+    words = _list_of(_of(str))(value)
+    return None if words is None else ",".join(words)
+
+
+_READERS: Mapping[Kind, Callable[[Any], Any]] = {
+    Kind.WORD: _of(str),
+    Kind.PATH: lambda value: Path(value) if type(value) is str else None,
+    Kind.WORDS: _list_of(_of(str)),
+    Kind.BITS: _bits,
+    Kind.INTEGER: _of(int),
+    Kind.NUMBER: _number,
+    Kind.NUMBERS: _numbers,
+    Kind.SIZE: _size,
+    Kind.FLAG: _of(bool),
+}
