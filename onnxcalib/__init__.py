@@ -6,13 +6,23 @@ from onnxcalib.data import Preprocess
 from onnxcalib.errors import DataError, ModelError, OnnxcalibError, OutputError, RecipeError, RuntimeMissingError
 from onnxcalib.model.io import write_model
 from onnxcalib.pipeline import Result, evaluate, inspect, quantize
-from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, read_recipe, write_recipe
+from onnxcalib.recipe import (
+    Pipeline,
+    Precision,
+    RangeMethod,
+    Recipe,
+    Settings,
+    read_recipe,
+    read_settings,
+    write_recipe,
+    write_settings,
+)
 from onnxcalib.stages.evaluate import Evaluation
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DataError", "Evaluation", "ModelError", "OnnxcalibError", "OutputError", "Pipeline", "Precision", "Preprocess",
-    "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError", "evaluate", "inspect", "quantize",
-    "read_recipe", "write_model", "write_recipe",
+    "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError", "Settings", "evaluate", "inspect",
+    "quantize", "read_recipe", "read_settings", "write_model", "write_recipe", "write_settings",
 ]  # fmt: skip

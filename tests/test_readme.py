@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from shown import ROOT, blocks, lines_of, run, written_by
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line
-    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith("onnxcalib ")
-]
+COMMANDS = [line for line in lines_of(README, "sh") if line.startswith("onnxcalib ")]
 
 
 @pytest.fixture(scope="module")
@@ -29,24 +21,19 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.xdist_group("readme")
 def test_commands_in_their_order(checkout: Path) -> None:
     assert len(COMMANDS) >= 8
     for command in COMMANDS:
         done = run([sys.executable, "-m", "onnxcalib.cli.main", *shlex.split(command)[1:]], checkout)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
-    for name in re.findall(r"(?:-o|--plot) (\S+)", "\n".join(COMMANDS)):
+    for name in written_by(COMMANDS):
         assert (checkout / name).stat().st_size > 0, name
 
 
 @pytest.mark.xdist_group("readme")
 def test_python_example(checkout: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (example,) = blocks(README, "python")
     done = run([sys.executable, "-c", example], checkout)
     assert done.returncode == 0, done.stderr
 

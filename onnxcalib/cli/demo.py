@@ -27,7 +27,11 @@ RECIPES = {
 @click.option("--out", type=FILE, default=Path("demo"), show_default=True, help="Folder for the quantized files.")
 @with_runtime
 def demo(out: Path) -> None:
-    """Quantize the small model in models/ five ways and compare each with float."""
+    """Quantize the small model in models/ five ways and compare each with float.
+
+    \b
+    onnxcalib demo --out demo
+    """
     folder = find_models()
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,11 @@ PACKAGES = ("onnx", "numpy", "onnx-graphsurgeon", "highspy", "click", "rich", "p
 
 @click.command()
 def doctor() -> None:
-    """Print versions, the runtime, and whether gradients are available."""
+    """Print versions, the runtime, and whether gradients are available.
+
+    \b
+    onnxcalib doctor
+    """
     click.echo(f"onnxcalib {__version__}")
     click.echo(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
     for name in PACKAGES:

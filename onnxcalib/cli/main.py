@@ -8,12 +8,14 @@ import click
 
 from onnxcalib import __version__
 from onnxcalib.cli.allocate import allocate
+from onnxcalib.cli.completion import PROGRAM, completion
 from onnxcalib.cli.curve import curve
 from onnxcalib.cli.demo import demo
 from onnxcalib.cli.doctor import doctor
 from onnxcalib.cli.evaluate import evaluate
 from onnxcalib.cli.inspect import inspect
 from onnxcalib.cli.quantize import quantize
+from onnxcalib.cli.recipe import recipe
 from onnxcalib.cli.sensitivity import sensitivity
 from onnxcalib.errors import OnnxcalibError
 
@@ -32,14 +34,14 @@ def cli() -> None:
     """
 
 
-for command in (inspect, quantize, evaluate, sensitivity, allocate, curve, demo, doctor):
+for command in (inspect, quantize, evaluate, sensitivity, allocate, curve, recipe, demo, doctor, completion):
     cli.add_command(command)
 
 
 def main() -> None:
     """Runs the command; what a user can mend is one sentence and an exit code, never a traceback."""
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name=PROGRAM, standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(_stop("interrupted; nothing was written.", INTERRUPTED))
     except click.ClickException as error:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from onnxcalib.data import Preprocess
 from onnxcalib.engine.runtime import find_runtime
 from onnxcalib.errors import RecipeError
+from onnxcalib.recipe import IMAGE_KEYS, preprocess_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
@@ -56,31 +57,30 @@ def with_runtime(function: Function) -> Function:
 
 def image_options(function: Function) -> Function:
     """Options for data that is a folder of images."""
-    options = (
-        click.option("--resize", type=int, help="Images: shorter side in pixels before the crop."),
-        click.option("--crop", type=int, help="Images: centre crop in pixels (default: the model's input size)."),
-        click.option("--mean", help="Images: mean to subtract, such as 0.485,0.456,0.406 (the default)."),
-        click.option("--std", help="Images: deviation to divide by, such as 0.229,0.224,0.225 (the default)."),
-        click.option("--pixel-scale", type=float, help="Images: divide pixels by this first (default 255)."),
-        click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Images: layout of the model's input."),
-    )
+    kinds = {"resize": int, "crop": int, "pixel_scale": float, "layout": click.Choice(["nchw", "nhwc"])}
+    options = [
+        click.option(
+            f"--{key.name.replace('_', '-')}",
+            type=kinds.get(key.name),
+            help=f"Images: {key.help[0].lower()}{key.help[1:]}",
+        )
+        for key in IMAGE_KEYS
+    ]
     for option in reversed(options):
         function = option(function)
     return function
 
 
+def images_from(options: dict[str, Any]) -> dict[str, Any]:
+    """The image options that were given, by key."""
+    given = {key.name: options[key.name] for key in IMAGE_KEYS}
+    given |= {name: _numbers(name, given[name]) for name in ("mean", "std")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def preprocess_from(options: dict[str, Any]) -> Preprocess | None:
-    """The image options that were given, None when none was."""
-    given = {
-        "resize": options["resize"],
-        "crop": options["crop"],
-        "mean": _numbers("mean", options["mean"]),
-        "std": _numbers("std", options["std"]),
-        "scale": options["pixel_scale"],
-        "layout": options["layout"],
-    }
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return Preprocess(**chosen) if chosen else None
+    """How images are prepared, None when no image option was given."""
+    return preprocess_of(images_from(options))
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:

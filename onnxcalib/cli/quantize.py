@@ -7,26 +7,20 @@ from typing import Any
 
 import click
 
-from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
-from onnxcalib.cli.recipes import ADVANCED, MIXED, PIPELINE, QUANTIZER, recipe_from, with_options
+from onnxcalib.cli.options import FILE, console, image_options, progress_bar, with_runtime
+from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from, with_options
 from onnxcalib.errors import RecipeError
 from onnxcalib.model.io import file_bytes
 from onnxcalib.pipeline import quantize as quantize_model
-from onnxcalib.recipe import Pipeline
 from onnxcalib.report.tables import story, summary
 
 
 @click.command()
 @click.argument("model", type=FILE)
-@click.option("-c", "--calibration", required=True, type=FILE, help="npz, folder of arrays, images or .pb test sets.")
-@click.option("-o", "--output", required=True, type=FILE, help="The file to write.")
-@with_options(PIPELINE, QUANTIZER, MIXED, ADVANCED)
-@click.option("--workers", type=click.IntRange(1), help="Layers trained side by side (default: one a core).")
+@with_options(FILES, PIPELINE, QUANTIZER, MIXED, ADVANCED)
 @image_options
 @with_runtime
-def quantize(
-    model: Path, calibration: Path, output: Path, recipe: Path | None, workers: int | None, **options: Any
-) -> None:
+def quantize(model: Path, recipe: str | None, **options: Any) -> None:
     """Quantize MODEL with unlabelled calibration data.
 
     \b
@@ -34,21 +28,28 @@ def quantize(
     onnxcalib quantize model.onnx -c images/ --bits w4a8 --edge-bits 8 --pipeline light -o small.onnx
     onnxcalib quantize model.onnx -c calibration.npz --pipeline light --bits w4a4,w8a8 --compression 0.18 -o small.onnx
     onnxcalib quantize model.onnx -c calibration.npz --pipeline advanced --bits w4a4 --edge-bits 8 -o small.onnx
+    onnxcalib quantize model.onnx -c calibration.npz --recipe best --bits w4a8 -o small.onnx
+    onnxcalib quantize model.onnx --recipe recipe.toml
     """
-    chosen = recipe_from(options, recipe)
-    if workers is not None and chosen.pipeline is not Pipeline.ADVANCED:
-        raise RecipeError(f"--workers has no effect in the {chosen.pipeline} pipeline.", "Add --pipeline advanced.")
+    settings = settings_from(options, recipe)
+    calibration, output = _needed("calibration", settings.calibration), _needed("output", settings.output)
     with progress_bar() as progress:
         result = quantize_model(
             model,
             calibration,
-            chosen,
+            settings.recipe,
             output=output,
-            preprocess=preprocess_from(options),
+            preprocess=settings.preprocess,
             progress=progress,
-            workers=workers,
+            workers=settings.workers,
         )
     screen = console(stderr=True)
     for line in story(result):
         screen.print(line)
     screen.print(f"{output}: {summary(result.plan, file_bytes(model), file_bytes(output))}")
+
+
+def _needed(option: str, path: Path | None) -> Path:
+    if path is None:
+        raise RecipeError(f"--{option} is missing.", f"Give -{option[0]} PATH, or '{option}' in a recipe.")
+    return path

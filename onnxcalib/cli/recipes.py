@@ -2,64 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from onnxcalib.cli.options import FILE
+from onnxcalib.cli.options import FILE, images_from
 from onnxcalib.errors import RecipeError
-from onnxcalib.numerics.loss import LossKind
 from onnxcalib.recipe import (
-    BatchNormReference,
-    Engine,
-    LayerOptimizer,
+    ENUMS,
+    IMAGES,
+    KEYS,
+    PRESETS,
+    RECIPE_FIELDS,
     Pipeline,
-    RangeMethod,
     Recipe,
-    Training,
+    Settings,
     parse_bits,
     parse_choice,
     read_options,
+    settings_of,
 )
 from onnxcalib.targets import TARGETS
 
 Command = TypeVar("Command")
+WORDS: Mapping[str, Iterable[str]] = {**ENUMS, "target": TARGETS}
+
+
+def _option(key: str, *names: str, **more: Any) -> Callable[[Any], Any]:
+    """An option with the key's name and help; the shell completes what the key chooses from."""
+    names = names or (f"--{key.replace('_', '-')}",)
+    if key in WORDS:
+        more["shell_complete"] = lambda _context, _option, start: [str(w) for w in WORDS[key] if w.startswith(start)]
+    return click.option(*names, help=KEYS[key].help, **more)
+
+
+def _recipes(_context: click.Context, _option: click.Parameter, start: str) -> list[CompletionItem]:
+    presets = [CompletionItem(name) for name in PRESETS if name.startswith(start)]
+    return [*presets, CompletionItem(start, type="file")]
+
 
 QUANTIZER = (
-    click.option("--bits", help="8, w4a8, or a list to mix: w4a4,w8a8 (default 8)."),
-    click.option("--edge-bits", type=int, help="Bits of the first and the last layer."),
-    click.option("--target", help=f"{', '.join(TARGETS)} (default ort)."),
-    click.option("--ranges", help=f"{', '.join(RangeMethod)} (default auto)."),
-    click.option("--include", multiple=True, metavar="GLOB", help="Quantize only layers with such names."),
-    click.option("--exclude", multiple=True, metavar="GLOB", help="Leave layers with such names float."),
-    click.option(
-        "--seed", type=int, help="For the order of training samples; plain and light make no random choice (default 0)."
-    ),
-    click.option("--loss", help=f"{', '.join(LossKind)} (default distillation)."),
+    _option("bits"),
+    _option("edge_bits", type=int),
+    _option("target"),
+    _option("ranges"),
+    _option("include", multiple=True, metavar="GLOB"),
+    _option("exclude", multiple=True, metavar="GLOB"),
+    _option("seed", type=int),
+    _option("loss"),
 )
 MIXED = (
-    click.option("--compression", type=float, metavar="RATIO", help="The most bytes, relative to the float file."),
-    click.option("--max-loss", type=float, metavar="LOSS", help="The most loss, measured on the assembled model."),
-    click.option("--limit", "limits", multiple=True, metavar="COST=VALUE", help="Further limits, such as bops=0.05."),
-    click.option("--cost", "costs", multiple=True, metavar="NAME=CSV", help="Your own cost: layer,precision,cost."),
-    click.option("--minimise", metavar="COST", help="What to make small under --max-loss (default size)."),
-    click.option("--pin", "pins", multiple=True, metavar="GLOB=BITS", help="Fix layers, such as '*fc*=w8a8'."),
+    _option("compression", type=float, metavar="RATIO"),
+    _option("max_loss", type=float, metavar="LOSS"),
+    _option("limits", "--limit", "limits", multiple=True, metavar="COST=VALUE"),
+    _option("costs", "--cost", "costs", multiple=True, metavar="NAME=CSV"),
+    _option("minimise", metavar="COST"),
+    _option("pins", "--pin", "pins", multiple=True, metavar="GLOB=BITS"),
 )
 PIPELINE = (
-    click.option("--pipeline", help=f"{', '.join(Pipeline)} (default {Pipeline.PLAIN})."),
-    click.option("--bn-reference", help=f"{', '.join(BatchNormReference)} (default float): whose channel statistics."),
-    click.option("--recipe", type=FILE, help="TOML file with any of these options; options given here go on top."),
+    _option("pipeline"),
+    _option("bn_reference"),
+    click.option(
+        "--recipe",
+        type=click.Path(),  # as typed: ./best is a file, best is the preset
+        shell_complete=_recipes,
+        help=f"TOML file with any of these options, or {', '.join(PRESETS)}; options given here go on top.",
+    ),
 )
 ADVANCED = (
-    click.option("--engine", help=f"{', '.join(Engine)} (default auto): who makes the gradients."),
-    click.option("--layer-optimizer", help=f"{', '.join(LayerOptimizer)} (default adaquant)."),
-    click.option("--training", help=f"{', '.join(Training)} (default standard): learning rates and iterations."),
-    click.option("--steps", type=int, help="Iterations a layer."),
-    click.option("--strict", is_flag=True, default=None, help="Fail where an op has no gradient."),
+    _option("engine"),
+    _option("layer_optimizer"),
+    _option("training"),
+    _option("steps", type=int),
+    _option("strict", "--strict/--no-strict", default=None),
+    _option("workers", type=int),
 )
-_ENUMS = ("pipeline", "ranges", "loss", "bn_reference", "engine", "layer_optimizer", "training")
+FILES = (
+    _option("calibration", "-c", "--calibration", type=FILE),
+    _option("output", "-o", "--output", type=FILE),
+)
 
 
 def with_options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], Command]:
@@ -73,13 +96,30 @@ def with_options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command
     return decorate
 
 
-def recipe_from(options: dict[str, Any], recipe: Path | None = None, **fixed: Any) -> Recipe:
-    """The recipe file's options, with those of the command line on top."""
-    given = {name: value for name, value in options.items() if name in _FIELDS and value not in (None, ())}
-    given |= {name: parse_choice(name, given[name]) for name in _ENUMS if name in given}
+def recipe_from(options: Mapping[str, Any], **fixed: Any) -> Recipe:
+    """The recipe of the command line's options."""
+    return Recipe(**{name: value for name, value in _given(options).items() if name in RECIPE_FIELDS} | fixed)
+
+
+def settings_from(options: dict[str, Any], recipe: str | None) -> Settings:
+    """All that the recipe file or the preset sets, with the options of the command line on top."""
+    given = _given(options)
+    if recipe is None:
+        return settings_of(given | {IMAGES: images_from(options)})
+    read = read_options(recipe)
+    images = read.get(IMAGES, {}) | images_from(options)
+    try:
+        return settings_of(read | given | {IMAGES: images})
+    except RecipeError as error:
+        raise RecipeError(f"with recipe {recipe}, {error.message}", error.hint) from error
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if name in KEYS and value not in (None, ())}
+    given |= {name: parse_choice(name, given[name]) for name in ENUMS if name in given}
     if "bits" in given:
         given["bits"] = parse_bits(given["bits"])
-    return Recipe(**(read_options(recipe) if recipe else {}) | given | fixed)
+    return given
 
 
 def sweep_from(options: dict[str, Any]) -> Recipe:
@@ -90,6 +130,3 @@ def sweep_from(options: dict[str, Any]) -> Recipe:
         )
     # A list needs an aim; any compression that all assignments keep will do.
     return recipe_from(options, pipeline=Pipeline.LIGHT, compression=2.0)
-
-
-_FIELDS = set(Recipe.__dataclass_fields__)

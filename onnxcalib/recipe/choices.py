@@ -1,0 +1,129 @@
+"""The words and numbers that a recipe is made of."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from onnxcalib.errors import RecipeError
+from onnxcalib.numerics.loss import LossKind
+
+MIN_BITS, MAX_BITS = 2, 8
+
+
+class Pipeline(enum.StrEnum):
+    """Which stages run: light adds allocation and batch-norm tuning to plain rounding, advanced adds training."""
+
+    PLAIN = "plain"
+    LIGHT = "light"
+    ADVANCED = "advanced"
+
+
+class RangeMethod(enum.StrEnum):
+    """How a quantization range is estimated from statistics; auto measures the others and takes the best."""
+
+    AUTO = "auto"
+    MINMAX = "minmax"
+    AVERAGED = "averaged"
+    PERCENTILE = "percentile"
+    MSE = "mse"
+    ENTROPY = "entropy"
+
+
+class BatchNormReference(enum.StrEnum):
+    """Whose channel statistics batch-norm tuning restores."""
+
+    FLOAT = "float"  # the float model's, on the same samples
+    BATCHNORM = "batchnorm"  # the folded batch norm's gamma and beta; the float model's where there was none
+
+
+class Engine(enum.StrEnum):
+    """Who makes the gradients: ONNX Runtime training, or standard ops on any runtime."""
+
+    AUTO = "auto"
+    TRAINING = "training"
+    STANDARD = "standard"
+
+
+class LayerOptimizer(enum.StrEnum):
+    """What moves the weights: AdaQuant as far as it helps, AdaRound at most to the other neighbour."""
+
+    ADAQUANT = "adaquant"
+    ADAROUND = "adaround"
+
+
+class Training(enum.StrEnum):
+    """How long and how fast a layer is trained."""
+
+    STANDARD = "standard"
+    PAPER = "paper"  # the paper's learning rates and iterations
+
+
+@dataclass(frozen=True, order=True)
+class Precision:
+    """Bits of a layer's weight and of the activation that it reads."""
+
+    weight: int
+    activation: int
+
+    def __post_init__(self) -> None:
+        for what, bits in (("weight", self.weight), ("activation", self.activation)):
+            if not MIN_BITS <= bits <= MAX_BITS:
+                raise RecipeError(f"{bits} {what} bits are out of range.", f"Choose {MIN_BITS} to {MAX_BITS}.")
+
+    @classmethod
+    def parse(cls, text: str) -> Precision:
+        """Reads "w4a8", or "8" for w8a8."""
+        match = re.fullmatch(r"w(\d+)a(\d+)|(\d+)", text.strip().lower())
+        if match is None:
+            raise RecipeError(f"'{text}' is not a precision.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
+        weight, activation, both = match.groups()
+        return cls(int(weight or both), int(activation or both))
+
+    def __str__(self) -> str:
+        return f"w{self.weight}a{self.activation}"
+
+
+def parse_bits(text: str) -> tuple[Precision, ...]:
+    """Reads a comma-separated list of precisions; each may stand once."""
+    choices = tuple(Precision.parse(part) for part in text.split(","))
+    if len(set(choices)) != len(choices):
+        raise RecipeError(f"--bits {text} names a precision twice.", "Name each once.")
+    return choices
+
+
+ENUMS: Mapping[str, type[enum.StrEnum]] = {
+    "pipeline": Pipeline,
+    "ranges": RangeMethod,
+    "loss": LossKind,
+    "bn_reference": BatchNormReference,
+    "engine": Engine,
+    "layer_optimizer": LayerOptimizer,
+    "training": Training,
+}
+
+
+def parse_choice(option: str, value: str) -> enum.StrEnum:
+    """The member of the option's enum that the text names."""
+    kind = ENUMS[option]
+    try:
+        return kind(value)
+    except ValueError as error:
+        what = option.replace("_", "-")
+        raise RecipeError(f"'{value}' is not a choice for --{what}.", f"Choose {_or(kind)}.") from error
+
+
+def parse_pair(option: str, text: str) -> tuple[str, str]:
+    """Reads NAME=VALUE."""
+    # A pattern may hold an equals sign, and so may a path.
+    name, equals, value = text.partition("=") if option == "cost" else text.rpartition("=")
+    if not equals or not name or not value:
+        raise RecipeError(f"--{option} '{text}' is not of the form NAME=VALUE.", "Mend it.")
+    return name, value
+
+
+def _or(words: Iterable[str]) -> str:
+    *head, last = (str(word) for word in words)
+    return f"{', '.join(head)} or {last}" if head else last

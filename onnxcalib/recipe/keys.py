@@ -1,0 +1,103 @@
+"""Every key of a recipe file: what it takes, what it means, and its default; the options' help says the same."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from onnxcalib.numerics.loss import LossKind
+from onnxcalib.recipe.choices import BatchNormReference, Engine, LayerOptimizer, Pipeline, RangeMethod, Training
+from onnxcalib.targets import TARGETS
+
+
+class Kind(enum.Enum):
+    """What a key takes, in words for a message."""
+
+    WORD = "a string"
+    PATH = "a path"
+    WORDS = "a list of strings"
+    BITS = "a precision such as 'w4a8' or a list of such"
+    INTEGER = "an integer"
+    NUMBER = "a number"
+    NUMBERS = "a number or a list of numbers"
+    SIZE = "an integer, or a list of height and width"
+    FLAG = "true or false"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key, and the value that stands for it: its default, or an example where it has none."""
+
+    name: str
+    kind: Kind
+    says: str
+    shown: Any
+    has_default: bool = True
+
+    @property
+    def help(self) -> str:
+        """The help of the command line's option."""
+        if not self.has_default or self.shown is False or self.shown == ():
+            return f"{self.says}."
+        default = ",".join(map(str, self.shown)) if isinstance(self.shown, tuple) else self.shown
+        return f"{self.says} (default {default})."
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(map(str, words))
+
+
+def _example(name: str, kind: Kind, says: str, shown: Any) -> Key:
+    return Key(name, kind, says, shown, has_default=False)
+
+
+# By title: the sections of a file, in their order.
+SECTIONS: dict[str, tuple[Key, ...]] = {
+    "What runs, and how fine": (
+        Key("pipeline", Kind.WORD, f"Which stages run: {_listed(Pipeline)}", "plain"),
+        Key("bits", Kind.BITS, "Bits of weights and activations: 8, w4a8, or a list to mix: w4a4,w8a8", "8"),
+        _example("edge_bits", Kind.INTEGER, "Bits of the first and the last layer", 8),
+        Key("target", Kind.WORD, f"What the file is for: {_listed(TARGETS)}", "ort"),
+        Key("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}", "auto"),
+        Key("include", Kind.WORDS, "Quantize only layers with such names (globs)", ()),
+        Key("exclude", Kind.WORDS, "Leave layers with such names float (globs)", ()),
+        Key("seed", Kind.INTEGER, "For the order of training samples; plain and light make no random choice", 0),
+    ),
+    "The light and the advanced pipeline": (
+        Key("loss", Kind.WORD, f"What tells a good model: {_listed(LossKind)}", "distillation"),
+        Key("bn_reference", Kind.WORD, f"Whose channel statistics count: {_listed(BatchNormReference)}", "float"),
+    ),
+    "Mixed precision: needs a list of bits, and at least one of compression, max_loss and limits": (
+        _example("compression", Kind.NUMBER, "The most bytes, relative to the float file", 0.18),
+        _example("max_loss", Kind.NUMBER, "The most loss, measured on the assembled model", 0.05),
+        _example("limits", Kind.WORDS, "Further limits, such as bops=0.05", ("bops=0.05",)),
+        _example("costs", Kind.WORDS, "Your own costs, from a CSV of layer,precision,cost", ("latency=latency.csv",)),
+        Key("minimise", Kind.WORD, "The cost to make small under the most loss", "size"),
+        _example("pins", Kind.WORDS, "Fix layers, such as '*fc*=w8a8'", ("*classifier*=w8a8",)),
+    ),
+    "The advanced pipeline": (
+        Key("engine", Kind.WORD, f"Who makes the gradients: {_listed(Engine)}", "auto"),
+        Key("layer_optimizer", Kind.WORD, f"What trains the layers: {_listed(LayerOptimizer)}", "adaquant"),
+        Key("training", Kind.WORD, f"Learning rates and iterations: {_listed(Training)}", "standard"),
+        Key("steps", Kind.INTEGER, "Iterations a layer", 100),
+        Key("strict", Kind.FLAG, "Fail where an op has no gradient, instead of going on without it", False),
+        _example("workers", Kind.INTEGER, "Layers trained side by side (else one a core)", 2),
+    ),
+    "Files, seen from the folder in which the command runs": (
+        _example("calibration", Kind.PATH, "npz, folder of arrays, images or .pb test sets", "calibration.npz"),
+        _example("output", Kind.PATH, "The file to write", "small.onnx"),
+    ),
+}  # fmt: skip
+
+IMAGES = "images"
+IMAGE_KEYS = (
+    _example("resize", Kind.INTEGER, "Shorter side in pixels before the crop (else the crop * 256 / 224)", 256),
+    _example("crop", Kind.SIZE, "Centre crop in pixels (else the model's input size)", 224),
+    Key("mean", Kind.NUMBERS, "Mean to subtract, one number or one a channel", (0.485, 0.456, 0.406)),
+    Key("std", Kind.NUMBERS, "Deviation to divide by, one number or one a channel", (0.229, 0.224, 0.225)),
+    Key("pixel_scale", Kind.NUMBER, "Divide pixels by this first", 255.0),
+    _example("layout", Kind.WORD, "Layout of the model's input, nchw or nhwc (else told from it)", "nchw"),
+)
+KEYS = {key.name: key for keys in SECTIONS.values() for key in keys}

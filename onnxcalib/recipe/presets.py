@@ -1,0 +1,34 @@
+"""Recipes by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from onnxcalib.recipe.choices import BatchNormReference, Pipeline, Precision, RangeMethod, Training
+from onnxcalib.recipe.recipe import Recipe
+
+PRESETS = {
+    # The paper's quantizer, ranges, rates and iterations, at the precision of its main table.
+    "paper": Recipe(
+        Pipeline.ADVANCED,
+        bits=(Precision(4, 4),),
+        edge_bits=8,
+        target="paper",
+        ranges=RangeMethod.AVERAGED,
+        bn_reference=BatchNormReference.BATCHNORM,
+        training=Training.PAPER,
+        steps=100,
+    ),
+    # One range estimator instead of three that are measured, and no gradients.
+    "fast": Recipe(Pipeline.LIGHT, ranges=RangeMethod.MSE),
+    # As many steps as the paper's authors publish for vision models.
+    "best": Recipe(Pipeline.ADVANCED, steps=1000),
+}
+
+
+def preset_options(name: str) -> dict[str, Any]:
+    """What the preset sets, so that others can go on top."""
+    plain, preset = Recipe(), PRESETS[name]
+    names = [field.name for field in fields(Recipe)]
+    return {name: getattr(preset, name) for name in names if getattr(preset, name) != getattr(plain, name)}

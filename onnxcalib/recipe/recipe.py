@@ -1,0 +1,104 @@
+"""What the user asked for, and what does not go together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from onnxcalib.errors import RecipeError
+from onnxcalib.numerics.loss import LossKind
+from onnxcalib.recipe.choices import (
+    BatchNormReference,
+    Engine,
+    LayerOptimizer,
+    Pipeline,
+    Precision,
+    RangeMethod,
+    Training,
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides the result, apart from the model and the data."""
+
+    pipeline: Pipeline = Pipeline.PLAIN
+    bits: tuple[Precision, ...] = (Precision(8, 8),)
+    edge_bits: int | None = None
+    target: str = "ort"
+    ranges: RangeMethod = RangeMethod.AUTO
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    seed: int = 0
+    # Mixed precision:
+    compression: float | None = None  # the most bytes, relative to the float file
+    max_loss: float | None = None  # the most loss, measured on the assembled model
+    limits: tuple[str, ...] = ()  # further limits: COST=VALUE
+    costs: tuple[str, ...] = ()  # cost tables of the user's: NAME=FILE.csv
+    minimise: str | None = None  # the cost to make small under max_loss
+    pins: tuple[str, ...] = ()  # GLOB=w8a8
+    loss: LossKind | None = None
+    bn_reference: BatchNormReference | None = None
+    # The advanced pipeline:
+    engine: Engine | None = None
+    layer_optimizer: LayerOptimizer | None = None
+    training: Training | None = None
+    steps: int | None = None  # of training, a layer
+    strict: bool | None = None  # fail where something has no gradient, instead of going on without it
+
+    def __post_init__(self) -> None:
+        if not self.bits:
+            raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
+        if self.edge_bits is not None:
+            Precision(self.edge_bits, self.edge_bits)
+        if self.pipeline is not Pipeline.ADVANCED:
+            self._refuse(ADVANCED, f"has no effect in the {self.pipeline} pipeline", "Add --pipeline advanced.")
+        elif self.steps is not None and self.steps < 1:
+            raise RecipeError(f"--steps {self.steps} is not a number of steps.", "Give 1 or more.")
+        if self.pipeline is Pipeline.PLAIN:
+            self._check_plain()
+        elif len(self.bits) == 1:
+            self._refuse(MIXED, "has no effect at one precision", "Give --bits a list such as w4a4,w8a8.")
+        else:
+            self._check_mixed()
+
+    @property
+    def base(self) -> Precision:
+        """The precision that every other is compared with: the highest."""
+        return Precision(max(bits.weight for bits in self.bits), max(bits.activation for bits in self.bits))
+
+    def _check_plain(self) -> None:
+        if len(self.bits) > 1:
+            listed = ",".join(map(str, self.bits))
+            raise RecipeError(
+                f"--bits {listed} asks for mixed precision, which the plain pipeline does not assign.",
+                "Give one precision, or --pipeline light.",
+            )
+        self._refuse((*MIXED, "loss", "bn_reference"), "has no effect in the plain pipeline", "Add --pipeline light.")
+
+    def _check_mixed(self) -> None:
+        if self.base not in self.bits:
+            raise RecipeError(
+                f"--bits has no precision that is highest in both weights and activations ({self.base}).", "Add it."
+            )
+        if self.compression is None and self.max_loss is None and not self.limits:
+            raise RecipeError(
+                "a list of bits needs to know what to aim for.", "Give --compression, --max-loss or --limit."
+            )
+        for name in ("compression", "max_loss"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise RecipeError(f"--{name.replace('_', '-')} {value} is not a positive number.", "Mend it.")
+        if self.minimise is not None and self.max_loss is None:
+            raise RecipeError("--minimise has no effect without --max-loss.", "Give --max-loss.")
+
+    def _refuse(self, names: Iterable[str], why: str, hint: str) -> None:
+        for name in names:
+            if getattr(self, name) not in (None, ()):
+                raise RecipeError(f"--{OPTION_NAMES.get(name, name.replace('_', '-'))} {why}.", hint)
+
+
+MIXED = ("compression", "max_loss", "limits", "costs", "minimise", "pins")
+ADVANCED = ("engine", "layer_optimizer", "training", "steps", "strict")
+OPTION_NAMES = {"limits": "limit", "costs": "cost", "pins": "pin"}

@@ -1,0 +1,62 @@
+"""All that a recipe file can hold: the recipe, and where the data is and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from onnxcalib.data.preprocess import Preprocess
+from onnxcalib.errors import RecipeError
+from onnxcalib.recipe.choices import Pipeline
+from onnxcalib.recipe.keys import IMAGES
+from onnxcalib.recipe.recipe import Recipe
+
+RECIPE_FIELDS = frozenset(field.name for field in fields(Recipe))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `quantize` takes beside the model."""
+
+    recipe: Recipe
+    calibration: Path | None = None
+    output: Path | None = None
+    workers: int | None = None
+    preprocess: Preprocess | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is None:
+            return
+        if self.workers < 1:
+            raise RecipeError(f"--workers {self.workers} is not a number of workers.", "Give 1 or more.")
+        if self.recipe.pipeline is not Pipeline.ADVANCED:
+            raise RecipeError(
+                f"--workers has no effect in the {self.recipe.pipeline} pipeline.", "Add --pipeline advanced."
+            )
+
+
+def settings_of(options: Mapping[str, Any]) -> Settings:
+    """The settings that options by key make, those of images in a table of their own."""
+    own = {name: value for name, value in options.items() if name in RECIPE_FIELDS}
+    others = {name: value for name, value in options.items() if name not in RECIPE_FIELDS and name != IMAGES}
+    return Settings(Recipe(**own), preprocess=preprocess_of(options.get(IMAGES, {})), **others)
+
+
+def preprocess_of(images: Mapping[str, Any]) -> Preprocess | None:
+    """How images are prepared, None when nothing was said about it."""
+    given = {("scale" if name == "pixel_scale" else name): value for name, value in images.items()}
+    return Preprocess(**given) if given else None
+
+
+def options_of(settings: Settings) -> dict[str, Any]:
+    """All options that are set, by key."""
+    own = {field.name: getattr(settings.recipe, field.name) for field in fields(Recipe)}
+    own |= {name: getattr(settings, name) for name in ("calibration", "output", "workers")}
+    options = {name: value for name, value in own.items() if value is not None}
+    if settings.preprocess is not None:
+        images = {field.name: getattr(settings.preprocess, field.name) for field in fields(Preprocess)}
+        images["pixel_scale"] = images.pop("scale")
+        options[IMAGES] = {name: value for name, value in images.items() if value is not None}
+    return options

@@ -1,0 +1,39 @@
+"""A recipe file to start from: every key, explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, SECTIONS, Key
+from onnxcalib.recipe.presets import preset_options
+from onnxcalib.recipe.toml import to_toml
+
+INTRODUCTION = """\
+# A recipe for onnxcalib: onnxcalib quantize MODEL --recipe THIS_FILE
+# A line such as '# seed = 0' shows a default; take the '#' away to change it. Options of the command line go on top.
+"""
+
+
+def template(preset: str | None = None) -> str:
+    """Every key with a line that explains it, commented out unless the preset sets it."""
+    options = preset_options(preset) if preset else {}
+    text = INTRODUCTION + (f"# It began as the preset '{preset}'.\n" if preset else "")
+    for title, keys in SECTIONS.items():
+        text += f"\n# --- {title} ---\n" + "".join(_lines(key, options) for key in keys)
+    # The table's own line stays: without keys below it, it says nothing.
+    return (
+        text
+        + f"\n# --- Calibration data that is a folder of images ---\n[{IMAGES}]\n"
+        + "".join(_lines(key, {}) for key in IMAGE_KEYS)
+    )
+
+
+def _lines(key: Key, options: Mapping[str, Any]) -> str:
+    return "".join(f"{line}\n" for line in _explained(key, options))
+
+
+def _explained(key: Key, options: Mapping[str, Any]) -> Iterator[str]:
+    is_set = key.name in options
+    yield f"# {key.help}{'' if key.has_default or is_set else ' Not set; for example:'}"
+    yield f"{'' if is_set else '# '}{key.name} = {to_toml(options[key.name] if is_set else key.shown)}"

@@ -1,0 +1,147 @@
+"""Recipes as TOML, there and back."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from onnxcalib.errors import RecipeError, near
+from onnxcalib.recipe.choices import ENUMS, Precision, parse_bits, parse_choice
+from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, KEYS, Key, Kind
+from onnxcalib.recipe.presets import PRESETS, preset_options
+from onnxcalib.recipe.recipe import Recipe
+from onnxcalib.recipe.settings import RECIPE_FIELDS, Settings, options_of, settings_of
+
+_IMAGE_KEYS = {key.name: key for key in IMAGE_KEYS}
+
+
+def read_recipe(source: str | Path) -> Recipe:
+    """Reads a TOML recipe, or takes a preset by name; unknown keys and wrong types are errors."""
+    options = read_options(source)
+    for name in options.keys() - RECIPE_FIELDS:
+        raise RecipeError(f"recipe {source} sets '{name}', which is no part of the recipe.", "Use read_settings.")
+    return Recipe(**options)
+
+
+def read_settings(source: str | Path) -> Settings:
+    """Reads all that a TOML recipe can hold, or takes a preset by name."""
+    return settings_of(read_options(source))
+
+
+def read_options(source: str | Path) -> dict[str, Any]:
+    """The options that a TOML recipe or a preset sets, checked one by one, so that others can go on top."""
+    if str(source) in PRESETS:
+        return preset_options(str(source))
+    try:
+        table = tomllib.loads(Path(source).read_text(encoding="utf-8"))
+    except OSError as error:
+        hint = f"Check the path, or name a preset: {', '.join(PRESETS)}."
+        raise RecipeError(f"recipe {source} cannot be read: {error.strerror}.", hint) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe {source} is not valid TOML: {error}.", "Mend that line.") from error
+    images = table.pop(IMAGES, {})
+    if not isinstance(images, dict):
+        raise RecipeError(f"recipe {source}: '{IMAGES}' must be a table.", f"Begin a line with [{IMAGES}].")
+    options = _checked(str(source), table, KEYS, _IMAGE_KEYS, f"It belongs below [{IMAGES}].")
+    read = _checked(str(source), images, _IMAGE_KEYS, KEYS, f"It belongs above [{IMAGES}].")
+    return options | ({IMAGES: read} if read else {})
+
+
+def write_recipe(recipe: Recipe) -> str:
+    """The recipe as TOML text; reading it gives the same recipe."""
+    values = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    return _lines({name: value for name, value in values.items() if value is not None})
+
+
+def write_settings(settings: Settings) -> str:
+    """The settings as TOML text; reading it gives the same settings."""
+    options = options_of(settings)
+    images = options.pop(IMAGES, None)
+    return _lines(options) + (f"\n[{IMAGES}]\n{_lines(images)}" if images else "")
+
+
+def to_toml(value: Any) -> str:
+    """A value as TOML text."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(to_toml(item) for item in value) + "]"
+    if isinstance(value, str | Precision | Path):
+        # TOML's strings are JSON's, but for one character that TOML wants escaped.
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {to_toml(value)}\n" for name, value in values.items())
+
+
+def _checked(
+    source: str, table: Mapping[str, Any], known: Mapping[str, Key], elsewhere: Collection[str], move: str
+) -> dict[str, Any]:
+    for name in table:
+        if name not in known:
+            hint = move if name in elsewhere else near(name, sorted(known))
+            raise RecipeError(f"recipe {source} has an unknown key '{name}'.", hint)
+    return {name: _value(source, known[name], value) for name, value in table.items()}
+
+
+def _value(source: str, key: Key, value: Any) -> Any:
+    read = _READERS[key.kind](value)
+    if read is None:
+        raise RecipeError(f"recipe {source}: '{key.name}' must be {key.kind.value}, not {value!r}.", "Mend that line.")
+    try:
+        if key.kind is Kind.BITS:
+            return parse_bits(read)
+        return parse_choice(key.name, read) if key.name in ENUMS else read
+    except RecipeError as error:
+        raise RecipeError(f"recipe {source}: {error.message}", error.hint) from error
+
+
+def _of(*types: type[Any]) -> Callable[[Any], Any]:
+    """The value if it is of these types; true and false are no numbers."""
+    return lambda value: value if type(value) in types else None
+
+
+def _list_of(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        items = [item(each) for each in value] if isinstance(value, list) else [None]
+        return None if None in items else tuple(items)
+
+    return read
+
+
+def _number(value: Any) -> float | None:
+    return None if _of(int, float)(value) is None else float(value)
+
+
+def _numbers(value: Any) -> Any:
+    one = _number(value)
+    return _list_of(_number)(value) if one is None else (one,)
+
+
+def _size(value: Any) -> Any:
+    pair = _list_of(_of(int))(value)
+    return pair if pair is not None and len(pair) == 2 else _of(int)(value)
+
+
+def _bits(value: Any) -> str | None:
+    if _of(int, str)(value) is not None:
+        return str(value)
+    words = _list_of(_of(str))(value)
+    return None if words is None else ",".join(words)
+
+
+_READERS: Mapping[Kind, Callable[[Any], Any]] = {
+    Kind.WORD: _of(str),
+    Kind.PATH: lambda value: Path(value) if type(value) is str else None,
+    Kind.WORDS: _list_of(_of(str)),
+    Kind.BITS: _bits,
+    Kind.INTEGER: _of(int),
+    Kind.NUMBER: _number,
+    Kind.NUMBERS: _numbers,
+    Kind.SIZE: _size,
+    Kind.FLAG: _of(bool),
+}
