@@ -57,9 +57,17 @@ class Trained:
 
 def fixed_plan(job: Job, statistics: Statistics) -> QuantPlan:
     """Every layer rounded at the one precision that is asked for, or at the edge bits."""
-    precisions = fixed_precision(job.layers, job.places, job.recipe.bits[0], job.recipe.edge_bits)
-    menu = {name: (precision,) for name, precision in precisions.items()}
-    return _rounded(job, statistics, menu).stitch(precisions)
+    return fixed_candidates(job, statistics).stitch(fixed_precisions(job))
+
+
+def fixed_precisions(job: Job) -> dict[str, Precision]:
+    """What each layer gets where nothing is assigned."""
+    return fixed_precision(job.layers, job.places, job.recipe.bits[0], job.recipe.edge_bits)
+
+
+def fixed_candidates(job: Job, statistics: Statistics) -> Candidates:
+    """Every layer rounded at the one precision that it gets."""
+    return _rounded(job, statistics, {name: (precision,) for name, precision in fixed_precisions(job).items()})
 
 
 def rounded_candidates(job: Job, statistics: Statistics) -> Candidates:

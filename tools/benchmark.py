@@ -186,28 +186,26 @@ def ablation(case: Case, folder: Path) -> None:
     """Every step of the advanced pipeline on the record: at w4a4 with edges at 8 bits, then mixed at 0.15."""
     from onnxcalib import steps
     from onnxcalib.job import start
+    from onnxcalib.stages.calibrate import calibrate
 
     fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8)
     mixed_recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15)
     for recipe in (fixed, mixed_recipe):
         job = start(case.model, case.calibration, recipe).jobs[0]
-        rounded = steps.candidates_of(job)
         plans = {}
         if recipe is fixed:
-            plans["plain"] = rounded.stitch({name: choices[-1] for name, choices in _at_fixed(job).items()})
-        trained = steps.train_in_parallel(job, rounded)
-        if recipe is fixed:
-            plan = trained.stitch({name: choices[-1] for name, choices in _at_fixed(job).items()})
-            plans["+ parallel AdaQuant"] = plan
-            plans["sequential AdaQuant alone"] = steps.train_in_turn(job, plans["plain"]).plan
+            statistics = calibrate(job.model, job.places, job.data, job.progress)
+            rounded, chosen = steps.fixed_candidates(job, statistics), steps.fixed_precisions(job)
+            plans["plain"] = plan = rounded.stitch(chosen)
+            plans["parallel AdaQuant"] = steps.train_in_parallel(job, rounded).stitch(chosen)
+            plans["sequential AdaQuant"] = steps.train_in_turn(job, plan).plan
         else:
-            table = steps.measure_sensitivity(job, rounded).table
-            plans["plain + IP"] = rounded.stitch(steps.assign_bits(job, rounded, table).allocation.choices)
-            table = steps.measure_sensitivity(job, trained).table
-            plan = trained.stitch(steps.assign_bits(job, trained, table).allocation.choices)
-            plans["parallel AdaQuant + IP"] = plan
+            rounded = steps.candidates_of(job)
+            plans["IP"] = _assigned(job, rounded)
+            plans["parallel AdaQuant + IP"] = plan = _assigned(job, steps.train_in_parallel(job, rounded))
         plan = plans["+ BN tuning"] = steps.tune_batch_norm(job, plan).plan
         plan = plans["+ sequential AdaQuant"] = steps.train_in_turn(job, plan).plan
+        plan = plans["+ joint AdaQuant"] = steps.train_jointly(job, plan).plan
         plans["+ bias tuning"] = steps.tune_biases(job, plan).plan
         rows = {}
         for name, each in plans.items():
@@ -217,11 +215,11 @@ def ablation(case: Case, folder: Path) -> None:
         report(case, rows)
 
 
-def _at_fixed(job: Any) -> dict[str, Any]:
-    from onnxcalib.stages.fixed import fixed_precision
+def _assigned(job: Any, candidates: Any) -> Any:
+    from onnxcalib import steps
 
-    chosen = fixed_precision(job.layers, job.places, job.recipe.bits[0], job.recipe.edge_bits)
-    return {name: (precision,) for name, precision in chosen.items()}
+    table = steps.measure_sensitivity(job, candidates).table
+    return candidates.stitch(steps.assign_bits(job, candidates, table).allocation.choices)
 
 
 def advanced(case: Case, folder: Path) -> None:
