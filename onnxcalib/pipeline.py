@@ -16,7 +16,7 @@ from onnxcalib.job import Job, Start, list_layers, read_prepared, silent, start
 from onnxcalib.model.branches import with_branch
 from onnxcalib.model.io import check_writable, load, write_model
 from onnxcalib.model.layers import LayerList
-from onnxcalib.model.shapes import input_specs
+from onnxcalib.model.shapes import input_specs, with_fixed_batch
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import MIXED, Engine, LayerOptimizer, Pipeline, Recipe
 from onnxcalib.stages.batchnorm import Tuned
@@ -128,6 +128,8 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
         whole = written if job.branch is None else with_branch(whole, job.branch, written)
         plan = outcome.plan if plan is None else plan.joined(outcome.plan)
     assert plan is not None
+    if started.jobs[0].target.fixed_shapes:
+        whole = with_fixed_batch(whole)
     own = outcomes[0]
     return Result(
         whole, plan, started.listed, started.jobs[0].recipe, own.table, own.assigned, own.tuned, own.trained, own.biases

@@ -50,11 +50,12 @@ def place(model: Model, layers: Sequence[Layer], target: Target) -> Places:
     readers: dict[str, list[str]] = {}
     for layer in layers:
         readers.setdefault(layer.input, []).append(layer.name)
-    if target.placement is Placement.LAYER_INPUTS:
-        carried: dict[str, str | None] = {}
-        wanted: set[str] = set()
-    else:
+    carried: dict[str, str | None] = {}
+    wanted: set[str] = set()
+    if target.placement is Placement.FUSED:
         carried, wanted = _integer_islands(index, layers)
+    elif target.placement is Placement.RESIDUALS:
+        wanted = _shortcuts(index, layers)
     order = [*(value.name for value in model.proto.graph.input), *index.producers]
     chosen = [name for name in order if name in readers or name in carried or name in wanted]
     return Places(
@@ -100,6 +101,21 @@ def _integer_islands(index: GraphIndex, layers: Sequence[Layer]) -> tuple[dict[s
             source = made[node.input[0]] or node.input[0]
             made |= {name: source for name in node.output if name in useful}
     return made, wanted
+
+
+def _shortcuts(index: GraphIndex, layers: Sequence[Layer]) -> set[str]:
+    """What Adds read beside the last layer before them, which takes the Add in."""
+    place = {layer.name: number for number, layer in enumerate(layers)}
+    made = {layer.output: place[layer.name] for layer in layers}
+    shortcuts: set[str] = set()
+    for node in index.graph.node:
+        if node.op_type != "Add" or any(name in index.initializers for name in node.input):
+            continue
+        fused = [name for name in node.input if name in made and index.only_reader(name) is node]
+        if fused:
+            last = max(fused, key=made.__getitem__)
+            shortcuts.update(name for name in node.input if name != last)
+    return shortcuts
 
 
 def _before_layers(index: GraphIndex, layers: Sequence[Layer]) -> set[str]:

@@ -26,7 +26,7 @@ from onnxcalib.recipe import Engine
 from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.rounding import BIAS_STEPS
 from onnxcalib.stages.teacher import Teacher
-from onnxcalib.targets import Storage, Target
+from onnxcalib.targets import Target
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -83,7 +83,7 @@ class BiasTuner:
 
     def written(self, plan: QuantPlan) -> onnx.ModelProto:
         """The quantized model with one byte a code."""
-        return write_qdq(self.model, self.layers, plan, replace(self.target, storage=Storage.INT8))
+        return write_qdq(self.model, self.layers, plan, self.target.simulated)
 
     def _loss(self, plan: QuantPlan) -> float:
         return self.teacher.loss_of(self.written(plan))

@@ -23,7 +23,7 @@ from onnxcalib.recipe import Engine, LayerOptimizer, Precision
 from onnxcalib.stages.adaquant import LayerProblem, Optimised, Schedule, optimise
 from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.capture import Spilled, capture
-from onnxcalib.targets import Placement, Storage, Target
+from onnxcalib.targets import Placement, Target
 
 # What lies on disk at a time, and of one sample in memory, unless a single layer takes more.
 SPILL_BYTES = 4 * 2**30
@@ -96,7 +96,7 @@ class Layerwise:
         if layer.input in known:
             return
         # No fused placement: a Relu that the writer leaves out, as a narrow grid repeats it, would take a tensor away.
-        plain = replace(self.target, storage=Storage.INT8, placement=Placement.LAYER_INPUTS)
+        plain = replace(self.target.simulated, placement=Placement.LAYER_INPUTS)
         quantized = write_qdq(self.model, self.layers, plan, plain)
         grids = {layer.input: plan.carried[layer.input]} if layer.input in plan.carried else {}
         known |= capture(quantized, [layer.input], self.data, folder, grids, known)
@@ -137,7 +137,7 @@ class Layerwise:
         tensor = self.places.group(layer)
         # At eight bits a carried tensor is read as it is; a grid that several layers share stays as it is.
         own = not tensor.carried or precision.activation < 8
-        kind = self.target.activation_kind(precision.activation) if own else None
+        kind = self.target.activation_kind(precision.activation, positive=not grid.signed) if own else None
         return LayerProblem(
             self.model, layer, self.target, start, precision.weight, grid, kind, len(tensor.layers) == 1, self.optimizer
         )
