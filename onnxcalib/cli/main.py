@@ -8,6 +8,7 @@ import click
 
 from onnxcalib import __version__
 from onnxcalib.cli.allocate import allocate
+from onnxcalib.cli.check import check
 from onnxcalib.cli.curve import curve
 from onnxcalib.cli.demo import demo
 from onnxcalib.cli.doctor import doctor
@@ -15,6 +16,7 @@ from onnxcalib.cli.evaluate import evaluate
 from onnxcalib.cli.inspect import inspect
 from onnxcalib.cli.quantize import quantize
 from onnxcalib.cli.sensitivity import sensitivity
+from onnxcalib.cli.targets import targets
 from onnxcalib.errors import OnnxcalibError
 
 INTERRUPTED = 130
@@ -32,7 +34,7 @@ def cli() -> None:
     """
 
 
-for command in (inspect, quantize, evaluate, sensitivity, allocate, curve, demo, doctor):
+for command in (inspect, quantize, evaluate, sensitivity, allocate, curve, check, targets, demo, doctor):
     cli.add_command(command)
 
 

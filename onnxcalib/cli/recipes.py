@@ -23,14 +23,14 @@ from onnxcalib.recipe import (
     parse_choice,
     read_options,
 )
-from onnxcalib.targets import TARGETS
+from onnxcalib.targets import NAMES
 
 Command = TypeVar("Command")
 
 QUANTIZER = (
     click.option("--bits", help="8, w4a8, or a list to mix: w4a4,w8a8 (default 8)."),
     click.option("--edge-bits", type=int, help="Bits of the first and the last layer."),
-    click.option("--target", help=f"{', '.join(TARGETS)} (default ort)."),
+    click.option("--target", help=f"{', '.join(NAMES)}, or a TOML file (default ort)."),
     click.option("--ranges", help=f"{', '.join(RangeMethod)} (default auto)."),
     click.option("--include", multiple=True, metavar="GLOB", help="Quantize only layers with such names."),
     click.option("--exclude", multiple=True, metavar="GLOB", help="Leave layers with such names float."),

@@ -123,7 +123,9 @@ class _Writer:
 
     def _bias(self, layer: Layer, params: LayerParams, bias: npt.NDArray[np.float32]) -> gs.Tensor:
         name = f"{layer.name}_bias"
-        if self.target.integer_bias and layer.op != "ConvTranspose":
+        if layer.op not in self.target.bias_ops:
+            return self.constants.add(name, bias)
+        if self.target.integer_bias:
             return self.quantizers.int32_bias(bias, bias_scale(params.grid, self.plan.layer_input(layer.input)), name)
         if self.target.bias is Bias.INT8:
             return self.quantizers.int8_bias(bias, name)

@@ -12,6 +12,7 @@ from onnxcalib.stages.mixed import add_cost_tables, limits_of, pins_of
 from onnxcalib.stages.rounding import Menu
 from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
 from onnxcalib.targets import Target
+from onnxcalib.targets.target import widths
 
 
 def menus_of(layers: Sequence[Layer], recipe: Recipe) -> Menu:
@@ -40,17 +41,10 @@ def check_bits(recipe: Recipe, target: Target) -> tuple[Precision, ...]:
                 option = "--edge-bits" if precision in edges and precision not in recipe.bits else "--bits"
                 raise RecipeError(
                     f"target {target.name} does not allow {bits} {what} bits ({option} {precision}).",
-                    f"It allows {_listed(target.weight_bits)} bits for weights and {_listed(target.activation_bits)} "
+                    f"It allows {widths(target.weight_bits)} bits for weights and {widths(target.activation_bits)} "
                     "for activations.",
                 )
     return asked
-
-
-def _listed(bits: Sequence[int]) -> str:
-    """2 to 8, or 4, 8."""
-    if len(bits) > 2 and list(bits) == list(range(bits[0], bits[-1] + 1)):
-        return f"{bits[0]} to {bits[-1]}"
-    return ", ".join(map(str, bits))
 
 
 def check_wishes(recipe: Recipe, layers: Sequence[Layer], menus: Menu) -> None:

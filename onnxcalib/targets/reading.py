@@ -85,6 +85,16 @@ def _per_channel() -> _Key:
     return _Key(f"true, false or a list of ops among {', '.join(LAYER_OPS)}", convert)
 
 
+def _words(field: str, choices: tuple[str, ...] = ()) -> _Key:
+    def convert(value: Any) -> Fields:
+        texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if not texts or (choices and not set(value) <= set(choices)):
+            raise _BadValueError
+        return {field: tuple(value)}
+
+    return _Key(f"a list of ops among {', '.join(choices)}" if choices else "a list of texts", convert)
+
+
 def _text(field: str) -> _Key:
     def convert(value: Any) -> Fields:
         if not isinstance(value, str) or not value:
@@ -107,6 +117,7 @@ KEYS: Mapping[str, _Key] = {
     "weights.bits": _bits("weight_bits"),
     "weights.storage": _enum("storage", Storage),
     "bias.type": _enum("bias", Bias),
+    "bias.ops": _words("bias_ops", LAYER_OPS[:3]),
     "scales.power_of_two": _flag("power_of_two"),
     "graph.format": _enum("format", Format),
     "graph.placement": _enum("placement", Placement),
@@ -117,6 +128,7 @@ KEYS: Mapping[str, _Key] = {
     "graph.newest_opset": _number("newest_opset", 13, 23),
     "graph.opset_limit": _number("opset_limit", 13, 25),
     "graph.newest_ir": _number("newest_ir", 7, 13),
+    "graph.domains": _words("domains"),
 }
 REQUIRED = (
     "name", "summary", "activations.type", "activations.symmetric", "activations.bits", "weights.type",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxcalib.numerics.grid import GridKind
@@ -66,6 +66,13 @@ class Verdict:
     source: str
 
 
+def widths(bits: Sequence[int]) -> str:
+    """Allowed bits in words: 2 to 8, or 4, 8."""
+    if len(bits) > 2 and list(bits) == list(range(bits[0], bits[-1] + 1)):
+        return f"{bits[0]} to {bits[-1]}"
+    return ", ".join(map(str, bits))
+
+
 @dataclass(frozen=True)
 class Target:
     """One runtime or compiler, as far as the written file goes."""
@@ -84,6 +91,7 @@ class Target:
     activation_bits: tuple[int, ...]
     unsigned_if_positive: bool = False  # activations that are never negative get an unsigned grid from zero
     per_channel_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    bias_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm")  # whose bias has the type; others keep floats
     narrow: Narrow = Narrow.CLIP_CODES
     format: Format = Format.QDQ
     power_of_two: bool = False  # scales of activations and weights
@@ -94,6 +102,7 @@ class Target:
     newest_opset: int = 21  # newer models are taken back to it where their nodes allow
     opset_limit: int = 21  # nothing newer is read at all
     newest_ir: int = 10
+    domains: tuple[str, ...] = ()  # of ops beside the standard ones
     sources: Mapping[str, str] = field(default_factory=dict)  # by section or key: who says so
     check: Mapping[str, Verdict] = field(default_factory=dict)  # by rule
 
