@@ -116,16 +116,14 @@ def test_vitis_has_powers_of_two_and_one_scale_a_tensor() -> None:
     assert [dim.dim_value for dim in file.graph.input[0].type.tensor_type.shape.dim] == [1, 3, 8, 8]
 
 
-@pytest.mark.parametrize("pipeline", [Pipeline.LIGHT, Pipeline.ADVANCED])
-def test_tuning_keeps_what_vitis_demands(pipeline: Pipeline) -> None:
-    options = {"steps": 8} if pipeline is Pipeline.ADVANCED else {}
-    assert check_model(quantized(conv_net(), "vitis", pipeline=pipeline, **options).model, find_target("vitis")) == []
+def test_batch_norm_tuning_keeps_what_vitis_demands() -> None:
+    result = quantized(conv_net(), "vitis", pipeline=Pipeline.LIGHT)
+    assert check_model(result.model, find_target("vitis")) == []
 
 
-@pytest.mark.parametrize("target", ["qonnx", "tensorrt"])
-def test_training_keeps_zero_points_at_zero(target: str) -> None:
-    bits = "w4a4" if target == "qonnx" else "w8a8"
-    result = quantized(conv_net(), target, bits, pipeline=Pipeline.ADVANCED, steps=8)
+@pytest.mark.parametrize(("target", "bits"), [("vitis", "w8a8"), ("qonnx", "w4a4"), ("tensorrt", "w8a8")])
+def test_training_keeps_what_the_target_demands(target: str, bits: str) -> None:
+    result = quantized(BUILDERS["conv1d"](), target, bits, pipeline=Pipeline.ADVANCED, steps=8)
     assert check_model(result.model, find_target(target)) == []
     assert result.trained is not None
 
