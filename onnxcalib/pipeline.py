@@ -233,5 +233,8 @@ def evaluate(
 ) -> list[Evaluation]:
     """Measures model files on labelled or unlabelled data, against a float reference if there is one."""
     paths = [Path(path) for path in models]
-    opened = open_data(data, input_specs(load(paths[0])), preprocess)
+    specs = [input_specs(load(path)) for path in paths]
+    # A target may fix the batch; a file with a free one takes the same batches.
+    fixed = [each for each in specs if all(spec.shape[:1] not in ((), (None,)) for spec in each)]
+    opened = open_data(data, (fixed or specs)[0], preprocess)
     return evaluate_files(paths, opened, Path(reference) if reference is not None else None, progress)

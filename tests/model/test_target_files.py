@@ -21,6 +21,7 @@ from onnxcalib.job import Job, read_prepared, start
 from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.storage import stored_bytes
+from onnxcalib.pipeline import evaluate
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Pipeline, parse_bits
 from onnxcalib.stages.calibrate import calibrate
@@ -164,6 +165,14 @@ def test_qnn_has_channels_in_convolutions_only_and_shares_no_codes() -> None:
     assert sizes == {"stem_weight": 8, "depth_weight": 8, "project_weight": 8, "head_weight": 16, "fc_weight": 1}
     codes = [node.input[0] for node in file.graph.node if node.input[0].endswith("codes")]
     assert len(codes) == len(set(codes)) == 10
+
+
+def test_a_file_with_a_fixed_batch_is_evaluated_beside_others(tmp_path: Path) -> None:
+    model, paths = conv_net(), [tmp_path / "float.onnx", tmp_path / "qnn.onnx"]
+    onnx.save(model, paths[0])
+    quantized(model, "qnn").save(paths[1])
+    rows = evaluate(paths, feed_for(model, 5), paths[0])
+    assert [row.samples for row in rows] == [5, 5]
 
 
 def test_a_model_beyond_the_opset_of_a_target_is_refused() -> None:
