@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import onnx
 from onnxcalib.data import Dataset, Preprocess, open_data
 from onnxcalib.errors import ModelError
 from onnxcalib.model.branches import Branch, branch_model, find_branches
-from onnxcalib.model.io import read_model
+from onnxcalib.model.io import opset_of, read_model
 from onnxcalib.model.layers import FloatNode, Layer, LayerList, choose, find_layers
 from onnxcalib.model.placement import Places, place
 from onnxcalib.model.prepare import Model, prepare
@@ -23,6 +23,7 @@ from onnxcalib.recipe import Recipe
 from onnxcalib.stages.branch_data import BranchData
 from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.layerwise import default_workers
+from onnxcalib.stages.wishes import check_bits
 from onnxcalib.targets import Target, find_target
 
 
@@ -41,8 +42,12 @@ class Job:
     workers: int = 1  # layers that are trained side by side
 
     def write(self, plan: QuantPlan) -> onnx.ModelProto:
-        """The quantized graph of a plan."""
+        """The quantized graph of a plan, as the target wants it."""
         return write_qdq(self.model, self.layers, plan, self.target)
+
+    def simulate(self, plan: QuantPlan) -> onnx.ModelProto:
+        """The same graph in a form that onnxruntime computes to the last bit."""
+        return write_qdq(self.model, self.layers, plan, self.target.simulated)
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,18 @@ def silent(_stage: str, _done: int, _total: int) -> None:
     """Progress that nobody watches."""
 
 
-def read_prepared(model: str | Path | onnx.ModelProto, target: Target) -> Model:
-    """The model as stages see it."""
+def read_prepared(model: str | Path | onnx.ModelProto, target: Target, weight_bits: Collection[int] = ()) -> Model:
+    """The model as stages see it, at an opset that the target reads and weights of these widths can have."""
     source = "the given model" if isinstance(model, onnx.ModelProto) else str(model)
-    return prepare(read_model(model), source, target.oldest_opset, target.newest_opset)
+    opsets = (target.least_opset(set(weight_bits)), target.newest_opset)
+    prepared = prepare(read_model(model), source, *opsets, target.newest_ir)
+    if opset_of(prepared.proto) > target.opset_limit:
+        raise ModelError(
+            f"{source} needs opset {opset_of(prepared.proto)}, and target {target.name} reads {target.opset_limit} at "
+            "most.",
+            f"Export it with opset {target.newest_opset} or older.",
+        )
+    return prepared
 
 
 def list_layers(model: Model) -> LayerList:
@@ -79,7 +92,8 @@ def start(
 ) -> Start:
     """Reads the model and the data, and finds what there is to quantize."""
     target = find_target(recipe.target)
-    prepared = read_prepared(model, target)
+    asked = check_bits(recipe, target)
+    prepared = read_prepared(model, target, {precision.weight for precision in asked})
     graphs = _graphs(prepared)
     listed = _merged(graphs)
     if not listed.layers:

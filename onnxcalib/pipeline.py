@@ -16,7 +16,7 @@ from onnxcalib.job import Job, Start, list_layers, read_prepared, silent, start
 from onnxcalib.model.branches import with_branch
 from onnxcalib.model.io import check_writable, load, write_model
 from onnxcalib.model.layers import LayerList
-from onnxcalib.model.shapes import input_specs
+from onnxcalib.model.shapes import input_specs, with_fixed_batch
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import MIXED, Engine, LayerOptimizer, Pipeline, Recipe
 from onnxcalib.stages.batchnorm import Tuned
@@ -132,6 +132,8 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
         whole = written if job.branch is None else with_branch(whole, job.branch, written)
         plan = outcome.plan if plan is None else plan.joined(outcome.plan)
     assert plan is not None
+    if started.jobs[0].target.fixed_shapes:
+        whole = with_fixed_batch(whole)
     own = outcomes[0]
     return Result(
         whole,
@@ -245,5 +247,8 @@ def evaluate(
 ) -> list[Evaluation]:
     """Measures model files on labelled or unlabelled data, against a float reference if there is one."""
     paths = [Path(path) for path in models]
-    opened = open_data(data, input_specs(load(paths[0])), preprocess)
+    specs = [input_specs(load(path)) for path in paths]
+    # A target may fix the batch; a file with a free one takes the same batches.
+    fixed = [each for each in specs if all(spec.shape[:1] not in ((), (None,)) for spec in each)]
+    opened = open_data(data, (fixed or specs)[0], preprocess)
     return evaluate_files(paths, opened, Path(reference) if reference is not None else None, progress)

@@ -93,7 +93,7 @@ def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
         return round_to_nearest(job.model, job.layers, job.places, statistics, menu, job.target, ranges)
 
     def loss_of(method: RangeMethod) -> float:
-        return teacher.loss_of(job.write(at(method, RangeMethod.MSE).stitch(lowest)))
+        return teacher.loss_of(job.simulate(at(method, RangeMethod.MSE).stitch(lowest)))
 
     widths = {MAX_BITS} | {choice.activation for choices in menu.values() for choice in choices}
     if job.recipe.ranges is not RangeMethod.AUTO:
@@ -139,7 +139,7 @@ def assign_bits(job: Job, candidates: Candidates, table: SensitivityTable) -> As
 def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:
     """The loss of assembled models on the samples that the sensitivity was measured on."""
     teacher = Teacher(job.model, first(job.data, sensitivity_stage.SAMPLES), _loss_kind(job.recipe))
-    return lambda choices: teacher.loss_of(job.write(candidates.stitch(choices)))
+    return lambda choices: teacher.loss_of(job.simulate(candidates.stitch(choices)))
 
 
 def parted(data: Dataset) -> tuple[Dataset, Dataset]:
@@ -168,7 +168,7 @@ def train_in_turn(job: Job, plan: QuantPlan) -> Trained:
     """Layer after layer, trained on the quantized network's inputs; kept if the held-out loss falls."""
     teacher = Teacher(job.model, parted(job.data)[1], temperature=TEMPERATURE)
     trained, obstacles = layerwise(job).sequential(plan)
-    before, after = (teacher.loss_of(job.write(each)) for each in (plan, trained))
+    before, after = (teacher.loss_of(job.simulate(each)) for each in (plan, trained))
     return Trained(trained, before, after, obstacles) if after < before else Trained(plan, before, before, obstacles)
 
 

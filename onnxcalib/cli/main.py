@@ -8,6 +8,7 @@ import click
 
 from onnxcalib import __version__
 from onnxcalib.cli.allocate import allocate
+from onnxcalib.cli.check import check
 from onnxcalib.cli.completion import PROGRAM, completion
 from onnxcalib.cli.curve import curve
 from onnxcalib.cli.demo import demo
@@ -17,6 +18,7 @@ from onnxcalib.cli.inspect import inspect
 from onnxcalib.cli.quantize import quantize
 from onnxcalib.cli.recipe import recipe
 from onnxcalib.cli.sensitivity import sensitivity
+from onnxcalib.cli.targets import targets
 from onnxcalib.errors import OnnxcalibError
 
 INTERRUPTED = 130
@@ -34,7 +36,20 @@ def cli() -> None:
     """
 
 
-for command in (inspect, quantize, evaluate, sensitivity, allocate, curve, recipe, demo, doctor, completion):
+for command in (
+    inspect,
+    quantize,
+    evaluate,
+    sensitivity,
+    allocate,
+    curve,
+    check,
+    targets,
+    recipe,
+    demo,
+    doctor,
+    completion,
+):
     cli.add_command(command)
 
 

@@ -24,10 +24,10 @@ from onnxcalib.recipe import (
     read_options,
     settings_of,
 )
-from onnxcalib.targets import TARGETS
+from onnxcalib.targets import NAMES
 
 Command = TypeVar("Command")
-WORDS: Mapping[str, Iterable[str]] = {**ENUMS, "target": TARGETS}
+WORDS: Mapping[str, Iterable[str]] = {**ENUMS, "target": NAMES}
 
 
 def _option(key: str, *names: str, **more: Any) -> Callable[[Any], Any]:

@@ -82,11 +82,7 @@ def scale_of(quantizer: Quantizer) -> FloatArray:
 
 def _steps(kind: GridKind) -> int:
     first, last = kind.codes
-    return last - _zero(kind) if kind.symmetric else last - first
-
-
-def _zero(kind: GridKind) -> int:
-    return 0 if kind.signed else 2 ** (kind.bits - 1)
+    return last - kind.zero if kind.symmetric else last - first
 
 
 def _rounding_start(loss: LayerLoss) -> FloatArray:
@@ -142,7 +138,7 @@ def code_bounds(quantizer: Quantizer, ndim: int) -> tuple[FloatArray, FloatArray
     """The lowest and the highest step from zero of a fixed grid."""
     first, last = quantizer.kind.codes
     if quantizer.kind.symmetric:
-        zero = np.full(quantizer.range.shape, _zero(quantizer.kind), np.float32)
+        zero = np.full(quantizer.range.shape, quantizer.kind.zero, np.float32)
     else:
         zero = np.clip(np.rint(first - quantizer.low / scale_of(quantizer)), first, last)
     zero = along(np.asarray(zero, np.float32), quantizer.axis, ndim)
@@ -219,7 +215,7 @@ class LossWriter:
         positive = self.add("Clip", [wide, tiny])
         scale = self.add("Div", [positive, self.constant("steps", np.float32(_steps(kind)))])
         if kind.symmetric:
-            zero = self.constant("zero", np.full(quantizer.range.shape, _zero(kind), np.float32))
+            zero = self.constant("zero", np.full(quantizer.range.shape, kind.zero, np.float32))
         else:
             below = self.add("Div", [low or self.constant("lowest", quantizer.low), scale])
             place = self.add("Round", [self.add("Sub", [self.constant("first", np.float32(first)), below])])

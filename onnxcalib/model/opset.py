@@ -13,7 +13,7 @@ _IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10}
 NEWEST_IR = 10  # onnxruntime 1.19 reads no newer file
 
 
-def within(model: onnx.ModelProto, oldest: int, newest: int, name: str) -> onnx.ModelProto:
+def within(model: onnx.ModelProto, oldest: int, newest: int, name: str, newest_ir: int = NEWEST_IR) -> onnx.ModelProto:
     """Requires a valid model; ensures oldest <= opset <= newest and an IR version that runtimes of that age read."""
     opset = opset_of(model)
     if opset < oldest:
@@ -22,7 +22,7 @@ def within(model: onnx.ModelProto, oldest: int, newest: int, name: str) -> onnx.
         _set_opset(model, newest)
     least_ir = max(ir for version, ir in _IR_OF_OPSET.items() if version <= max(opset_of(model), 13))
     if opset_of(model) <= newest:
-        model.ir_version = min(max(model.ir_version, least_ir), NEWEST_IR)
+        model.ir_version = min(max(model.ir_version, least_ir), newest_ir, NEWEST_IR)
     return model
 
 

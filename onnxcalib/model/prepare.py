@@ -13,7 +13,7 @@ from onnx import inliner, numpy_helper
 from onnxcalib.model.constants import constants_to_initializers, fold_constants
 from onnxcalib.model.fold import fold_batch_norms, fold_bias_adds
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
-from onnxcalib.model.opset import within
+from onnxcalib.model.opset import NEWEST_IR, within
 from onnxcalib.model.shapes import infer_shapes
 
 FloatArray = npt.NDArray[np.float32]
@@ -37,7 +37,9 @@ class Model:
     source: str
 
 
-def prepare(model: onnx.ModelProto, source: str, oldest_opset: int = 13, newest_opset: int = 21) -> Model:
+def prepare(
+    model: onnx.ModelProto, source: str, oldest_opset: int = 13, newest_opset: int = 21, newest_ir: int = NEWEST_IR
+) -> Model:
     """Requires a valid float model; ensures unique names, constants as initialisers and folded batch norms.
 
     The model given is used up: read_model made a copy of it for this.
@@ -45,7 +47,7 @@ def prepare(model: onnx.ModelProto, source: str, oldest_opset: int = 13, newest_
     if model.functions:
         model = inliner.inline_local_functions(model)
     _real_inputs_only(model)
-    model = within(model, oldest_opset, newest_opset, source)
+    model = within(model, oldest_opset, newest_opset, source, newest_ir)
     _name_nodes(model.graph)
     constants_to_initializers(model.graph)
     fold_constants(model)

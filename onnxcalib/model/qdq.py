@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,35 +14,40 @@ from onnxcalib.model.graph import GraphIndex, edit
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import ABSORBED_OPS
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.storage import Constants, pack, unpacking_nodes
+from onnxcalib.model.quantizers import QONNX_DOMAIN, quantizers_of
+from onnxcalib.model.storage import Codes, store_int4
 from onnxcalib.numerics.grid import Grid
 from onnxcalib.plan import LayerParams, QuantPlan
-from onnxcalib.targets import Placement, Storage, Target
-
-INT32 = np.iinfo(np.int32)
+from onnxcalib.targets import Bias, Format, Narrow, Placement, Target
 
 
 def write_qdq(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Target) -> onnx.ModelProto:
     """Requires a plan made for this model; ensures the same inputs, outputs and metadata."""
+    int4: dict[str, Codes] = {}
 
     def change(graph: gs.Graph) -> None:
-        _Writer(graph, GraphIndex(model.proto.graph), plan, target).write(
-            [layer for layer in layers if layer.name in plan.layers]
-        )
+        writer = _Writer(graph, GraphIndex(model.proto.graph), plan, target)
+        writer.write([layer for layer in layers if layer.name in plan.layers])
+        int4.update(writer.quantizers.int4)
 
-    return edit(model.proto, change)
+    written = edit(model.proto, change)
+    store_int4(written.graph, int4)
+    if target.format is Format.QUANT:
+        written.opset_import.append(onnx.helper.make_opsetid(QONNX_DOMAIN, 1))
+    return written
 
 
 def write_plain(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Target) -> onnx.ModelProto:
     """The same numbers in a form that is easy to work on: one byte a code, every tensor of the model still there."""
     # No fused placement: a Relu that the writer leaves out, as a narrow grid repeats it, would take a tensor away.
-    return write_qdq(model, layers, plan, replace(target, storage=Storage.INT8, placement=Placement.LAYER_INPUTS))
+    return write_qdq(model, layers, plan, replace(target.simulated, placement=Placement.LAYER_INPUTS))
 
 
 class _Writer:
     def __init__(self, graph: gs.Graph, index: GraphIndex, plan: QuantPlan, target: Target) -> None:
         self.graph, self.index, self.plan, self.target = graph, index, plan, target
-        self.constants = Constants(graph)
+        self.quantizers = quantizers_of(graph, target)
+        self.constants = self.quantizers.constants
         self.tensors: dict[str, gs.Tensor] = graph.tensors()
         self.nodes = {node.name: node for node in graph.nodes}
 
@@ -64,7 +68,7 @@ class _Writer:
             grid = self.plan.inputs[name]
             if self._repeats_activation(source, grid, layers):
                 source = source.inputs[0].inputs[0]
-            narrow = self._quantized(source, grid, f"{name}_input")
+            narrow = self.quantizers.activation(source, grid, f"{name}_input")
             for node in layers:
                 node.inputs[0] = narrow
 
@@ -76,28 +80,20 @@ class _Writer:
             inner = gs.Variable(self.constants.fresh(f"{tensor.name}_float"), tensor.dtype, tensor.shape)
             producer = tensor.inputs[0]
             producer.outputs[[value is tensor for value in producer.outputs].index(True)] = inner
-            result = self._quantized(inner, grid, tensor.name, into=tensor)
+            result = self.quantizers.activation(inner, grid, tensor.name, into=tensor)
         else:
-            result = self._quantized(tensor, grid, tensor.name)
+            result = self.quantizers.activation(tensor, grid, tensor.name)
         for node in readers:
             for place, value in enumerate(node.inputs):
                 if value is tensor:
                     node.inputs[place] = result
         return result
 
-    def _quantized(self, tensor: gs.Variable, grid: Grid, name: str, into: gs.Variable | None = None) -> gs.Variable:
-        scale, zero = self._grid(grid, name)
-        codes = self._node("QuantizeLinear", [tensor, scale, zero], f"{name}_quantized")
-        if not grid.fills_container:
-            low = self.constants.add(f"code_{grid.low}", np.array(grid.low, grid.dtype))
-            high = self.constants.add(f"code_{grid.high}", np.array(grid.high, grid.dtype))
-            codes = self._node("Clip", [codes, low, high], f"{name}_clipped")
-        return self._node("DequantizeLinear", [codes, scale, zero], f"{name}_dequantized", into)
-
     def _repeats_activation(self, tensor: gs.Variable, grid: Grid, layers: Sequence[gs.Node]) -> bool:
         """Whether a narrow grid does all that a Relu or Clip does: runtimes absorb these only into full grids."""
         node = tensor.inputs[0] if tensor.inputs else None
-        if grid.fills_container or self.target.placement is not Placement.FUSED or node is None:
+        written = (self.target.placement, self.target.format, self.target.narrow)
+        if grid.fills_container or written != (Placement.FUSED, Format.QDQ, Narrow.CLIP_CODES) or node is None:
             return False
         if node.op not in ABSORBED_OPS or tensor in self.graph.outputs:
             return False
@@ -129,52 +125,27 @@ class _Writer:
             add = self.nodes[layer.bias_node]
             place = next(i for i, value in enumerate(add.inputs) if value.name == layer.bias)
             add.inputs[place] = self.constants.add(f"{layer.name}_bias", params.bias)
-        elif self.target.integer_bias and layer.op != "ConvTranspose":
-            node.inputs[2] = self._integer_bias(layer, params, params.bias)
         else:
-            node.inputs[2] = self.constants.add(f"{layer.name}_bias", params.bias)
+            node.inputs[2] = self._bias(layer, params, params.bias)
+
+    def _bias(self, layer: Layer, params: LayerParams, bias: npt.NDArray[np.float32]) -> gs.Tensor:
+        name = f"{layer.name}_bias"
+        if layer.op not in self.target.bias_ops:
+            return self.constants.add(name, bias)
+        if self.target.integer_bias:
+            return self.quantizers.int32_bias(bias, bias_scale(params.grid, self.plan.layer_input(layer.input)), name)
+        if self.target.bias is Bias.INT8:
+            return self.quantizers.int8_bias(bias, name)
+        return self.constants.add(name, bias)
 
     def _weight(self, layer: Layer, params: LayerParams) -> gs.Variable:
         name = f"{layer.name}_weight"
         if not (self.target.float_compute and layer.op == "Conv"):
-            return self._dequantized(params.codes, params.grid, name)
+            return self.quantizers.weight(params.codes, params.grid, name)
         # A Reshape between the weight and its Conv is what no runtime looks through for a pattern to fuse.
-        rows = self._dequantized(params.codes.reshape(len(params.codes), -1), params.grid, f"{name}_rows")
+        rows = self.quantizers.weight(params.codes.reshape(len(params.codes), -1), params.grid, f"{name}_rows")
         shape = self.constants.add(f"{name}_shape", np.array(params.codes.shape, np.int64))
-        return self._node("Reshape", [rows, shape], name)
-
-    def _dequantized(self, codes: npt.NDArray[Any], grid: Grid, name: str) -> gs.Variable:
-        if self.target.storage is Storage.BIT_PLANES and grid.bits < 8:
-            packed = pack(codes, grid.bits, grid.low)
-            stored: gs.Tensor = unpacking_nodes(self.graph, self.constants, packed, name)
-        else:
-            stored = self.constants.add(f"{name}_codes", codes)
-        scale, zero = self._grid(grid, name)
-        return self._node("DequantizeLinear", [stored, scale, zero], name, axis=grid.axis)
-
-    def _integer_bias(self, layer: Layer, params: LayerParams, bias: npt.NDArray[np.float32]) -> gs.Variable:
-        scale = bias_scale(params.grid, self.plan.layer_input(layer.input))
-        codes = np.clip(np.rint(bias.astype(np.float64) / scale), INT32.min, INT32.max).astype(np.int32)
-        name = f"{layer.name}_bias"
-        zero = np.zeros(scale.shape, np.int32)
-        inputs = [
-            self.constants.add(f"{name}_codes", codes),
-            self.constants.add(f"{name}_scale", scale),
-            self.constants.add(f"{name}_zero", zero),
-        ]
-        return self._node("DequantizeLinear", inputs, name, axis=0 if scale.ndim else None)
-
-    def _grid(self, grid: Grid, name: str) -> tuple[gs.Constant, gs.Constant]:
-        scale = self.constants.add(f"{name}_scale", grid.scale.astype(np.float32))
-        return scale, self.constants.add(f"{name}_zero", grid.zero_point.astype(grid.dtype))
-
-    def _node(
-        self, op: str, inputs: list[gs.Tensor], name: str, into: gs.Variable | None = None, axis: int | None = None
-    ) -> gs.Variable:
-        output = into if into is not None else gs.Variable(self.constants.fresh(name))
-        attrs: dict[str, Any] = {} if axis is None else {"axis": axis}
-        self.graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output]))
-        return output
+        return self.quantizers.node("Reshape", [rows, shape], name)
 
 
 def bias_scale(weight: Grid, activation: Grid) -> npt.NDArray[np.float32]:

@@ -33,6 +33,19 @@ def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
     return shapes
 
 
+def with_fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose inputs and outputs have a batch of one where it was free."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    shapes = infer_shapes(model)
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        known = shapes.get(value.name, ())
+        for dim, size in zip(value.type.tensor_type.shape.dim, known, strict=False):
+            if not dim.dim_value and size is not None:
+                dim.dim_value = size
+    return fixed
+
+
 def typed(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that declares the element type of every tensor, and no shapes."""
     inferred = onnx.shape_inference.infer_shapes(model)

@@ -1,15 +1,18 @@
-"""How integer weights lie in the file: plain bytes, or bit planes that the runtime unpacks once, at load."""
+"""How integer weights lie in the file: plain bytes, int4, or bit planes that the runtime unpacks once, at load."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_graphsurgeon as gs
+
+from onnxcalib.targets import Storage
 
 Codes = npt.NDArray[Any]
 
@@ -31,6 +34,25 @@ def pack(codes: Codes, bits: int, low: int) -> Packed:
     padded[: flat.size] = flat
     planes = np.stack([np.packbits((padded >> bit) & 1, bitorder="little") for bit in range(bits)])
     return Packed(planes, low, codes.shape, codes.dtype)
+
+
+def stored_bytes(shape: Sequence[int], bits: int, storage: Storage) -> int:
+    """What a weight's codes take in the file."""
+    if storage is Storage.BIT_PLANES and bits < 8:
+        return plane_bytes(shape, bits)
+    four = storage in (Storage.INT4, Storage.INT4_CAST) and bits == 4
+    return math.ceil(math.prod(shape) / 2) if four else math.prod(shape)
+
+
+def store_int4(graph: onnx.GraphProto, codes: Mapping[str, Codes]) -> None:
+    """Replaces initialisers by int4 tensors; the surgeon's graph can hold none."""
+    for tensor in graph.initializer:
+        if tensor.name in codes:
+            flat = codes[tensor.name].astype(np.int8).reshape(-1)
+            nibbles = np.zeros(-(-flat.size // 2) * 2, np.uint8)
+            nibbles[: flat.size] = flat.view(np.uint8) & 15
+            tensor.data_type = onnx.TensorProto.INT4
+            tensor.raw_data = (nibbles[0::2] | nibbles[1::2] << 4).tobytes()
 
 
 def plane_bytes(shape: Sequence[int], bits: int) -> int:
@@ -63,9 +85,11 @@ class Constants:
         self._count = 0
         self._known: dict[tuple[str, tuple[int, ...], bytes], gs.Constant] = {}
 
-    def add(self, name: str, value: npt.NDArray[Any]) -> gs.Constant:
-        """A constant with that value, named so unless it exists already."""
+    def add(self, name: str, value: npt.NDArray[Any], *, shared: bool = True) -> gs.Constant:
+        """A constant with that value, named so unless it exists already; one that is not shared never does."""
         value = np.asarray(value, order="C")  # ascontiguousarray would make a scalar a vector
+        if not shared:
+            return gs.Constant(self.fresh(name), value)
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self._known:
             self._known[key] = gs.Constant(self.fresh(name), value)

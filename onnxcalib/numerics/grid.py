@@ -54,14 +54,21 @@ class GridKind:
     signed: bool
     symmetric: bool
     power_of_two: bool = False  # scales that hardware multiplies with by shifting
+    positive: bool = False  # an unsigned symmetric grid that starts at zero
+    whole: bool = False  # a signed symmetric grid that keeps its lowest code
 
     @property
     def codes(self) -> tuple[int, int]:
-        """The lowest and the highest code; -128 is left out because paired int8 products can overflow on it."""
+        """The lowest and the highest code; weights leave -128 out because paired int8 products can overflow on it."""
         if not self.signed:
             return 0, 2**self.bits - 1
         half = 2 ** (self.bits - 1)
-        return (-half + 1 if self.symmetric and self.bits == 8 else -half), half - 1
+        return (-half + 1 if self.symmetric and self.bits == 8 and not self.whole else -half), half - 1
+
+    @property
+    def zero(self) -> int:
+        """The zero point of a symmetric grid: an unsigned one has it in the middle, one step short of the top."""
+        return 0 if self.signed or self.positive else 2 ** (self.bits - 1)
 
 
 def make_grid(low: npt.ArrayLike, high: npt.ArrayLike, kind: GridKind, axis: int | None = None) -> Grid:
@@ -70,10 +77,8 @@ def make_grid(low: npt.ArrayLike, high: npt.ArrayLike, kind: GridKind, axis: int
     hi = np.maximum(np.asarray(high, np.float64), 0.0)
     first, last = kind.codes
     if kind.symmetric:
-        # An unsigned symmetric grid has its zero in the middle, one step short of the top.
-        zero = 0 if kind.signed else 2 ** (kind.bits - 1)
-        scale = _allowed(np.maximum(np.maximum(-lo, hi), TINY) / (last - zero), kind)
-        zero_point = np.full(scale.shape, zero)
+        scale = _allowed(np.maximum(np.maximum(-lo, hi), TINY) / (last - kind.zero), kind)
+        zero_point = np.full(scale.shape, kind.zero)
     else:
         scale = _allowed(np.maximum(hi - lo, TINY) / (last - first), kind)
         zero_point = np.clip(np.rint(first - lo / scale), first, last)

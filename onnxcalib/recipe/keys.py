@@ -59,7 +59,7 @@ SECTIONS: dict[str, tuple[Key, ...]] = {
         Key("pipeline", Kind.WORD, f"Which stages run: {_listed(Pipeline)}", "plain"),
         Key("bits", Kind.BITS, "Bits of weights and activations: 8, w4a8, or a list to mix: w4a4,w8a8", "8"),
         _example("edge_bits", Kind.INTEGER, "Bits of the first and the last layer", 8),
-        Key("target", Kind.WORD, f"What the file is for: {_listed(TARGETS)}", "ort"),
+        Key("target", Kind.WORD, f"What the file is for: {_listed(TARGETS)}, or a TOML file", "ort"),
         Key("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}", "auto"),
         Key("include", Kind.WORDS, "Quantize only layers with such names (globs)", ()),
         Key("exclude", Kind.WORDS, "Leave layers with such names float (globs)", ()),

@@ -20,7 +20,7 @@ from onnxcalib.recipe import BatchNormReference
 from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.rounding import least_scale
 from onnxcalib.stages.teacher import Teacher
-from onnxcalib.targets import Storage, Target
+from onnxcalib.targets import Target
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -83,7 +83,7 @@ class Tuner:
         return self.teacher.loss_of(write_qdq(self.model, self.layers, plan, self._plain()))
 
     def _plain(self) -> Target:
-        return replace(self.target, storage=Storage.INT8)
+        return self.target.simulated
 
     def statistics(
         self, plan: QuantPlan, progress: Progress, done_rounds: int = 0, wanted: list[Tensors] | None = None
@@ -182,7 +182,7 @@ def refuse_layer(
     """y becomes f * (y - found mean) + wanted mean, with f the ratio of the spreads, positive and within limits."""
     bias = np.zeros(layer.channels) if params.bias is None else params.bias.astype(np.float64)
     factor = np.ones(layer.channels)
-    if scale and params.grid.axis is not None:
+    if scale and params.grid.axis is not None and not target.power_of_two:
         ratio = (wanted.variance + TINY_VARIANCE) / (found.variance + TINY_VARIANCE)
         factor = np.clip(np.sqrt(ratio), *LIMITS)
     shift = wanted.mean - factor * found.mean

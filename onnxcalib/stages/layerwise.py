@@ -135,7 +135,7 @@ class Layerwise:
         tensor = self.places.group(layer)
         # At eight bits a carried tensor is read as it is; a grid that several layers share stays as it is.
         own = not tensor.carried or precision.activation < 8
-        kind = self.target.activation_kind(precision.activation) if own else None
+        kind = self.target.activation_kind(precision.activation, positive=not grid.signed) if own else None
         return LayerProblem(
             self.model, layer, self.target, start, precision.weight, grid, kind, len(tensor.layers) == 1, self.optimizer
         )

@@ -35,7 +35,7 @@ from onnxcalib.recipe import Engine
 from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.rounding import BIAS_STEPS, least_scale
 from onnxcalib.stages.teacher import Teacher
-from onnxcalib.targets import Placement, Storage, Target
+from onnxcalib.targets import Placement, Target
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -111,7 +111,7 @@ class NetworkTuner:
 
     def written(self, plan: QuantPlan, target: Target) -> onnx.ModelProto:
         """The quantized model with one byte a code."""
-        return write_qdq(self.model, self.layers, plan, replace(target, storage=Storage.INT8))
+        return write_qdq(self.model, self.layers, plan, target.simulated)
 
 
 class _Training:

@@ -68,7 +68,7 @@ def _activation_grid(
 ) -> Grid:
     """The grid of a tensor, or of the one whose grid it keeps."""
     stats = statistics.tensors[tensor.same_grid_as or tensor.name]
-    kind = target.activation_kind(bits)
+    kind = target.activation_kind(bits, positive=stats.low >= 0)
     method = RangeMethod.MINMAX if tensor.is_output else ranges.activations[bits]
     return make_grid(*ESTIMATORS[method](stats, kind), kind)
 
@@ -79,7 +79,7 @@ def _round_layer(
     """A layer's codes at a precision."""
     values = weights_of(model, [name for name in (layer.weight, layer.bias) if name])
     weight, bias = values[layer.weight], values[layer.bias] if layer.bias else None
-    axis = layer.channel_axis if target.per_channel and layer.per_channel else None
+    axis = layer.channel_axis if target.has_channels(layer.op) and layer.per_channel else None
     grid = weight_grid(weight, target.weight_kind(bits), axis, method)
     if bias is not None:
         grid = with_least_scale(grid, least_scale(layer, target, bias, activation, per_channel=axis is not None))
@@ -93,4 +93,7 @@ def least_scale(
     if not target.integer_bias or layer.bias_node is not None:
         return np.zeros(())
     least = np.abs(bias.astype(np.float64)) / (float(activation.scale) * BIAS_STEPS)
-    return least if per_channel else np.asarray(least.max())
+    least = least if per_channel else np.asarray(least.max())
+    if target.power_of_two:
+        return np.exp2(np.ceil(np.log2(least, where=least > 0, out=np.full(least.shape, -np.inf))))
+    return least

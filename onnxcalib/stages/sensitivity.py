@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from onnxcalib.model.placement import Places
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_plain, write_qdq
 from onnxcalib.model.shapes import typed
-from onnxcalib.model.storage import plane_bytes, shared_plane_bytes
+from onnxcalib.model.storage import shared_plane_bytes, stored_bytes
 from onnxcalib.numerics.grid import Array
 from onnxcalib.numerics.loss import TEMPERATURE, LossKind, ModelLoss
 from onnxcalib.plan import Candidates, QuantPlan
@@ -28,7 +27,7 @@ from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.rounding import Menu
 from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
 from onnxcalib.stages.teacher import check_loss
-from onnxcalib.targets import Storage, Target
+from onnxcalib.targets import Bias, Format, Storage, Target
 
 SAMPLES = 256
 
@@ -160,7 +159,7 @@ def _layer_at(problem: Problem, alone: Model, layer: Layer, choice: Precision) -
     grid = candidates.inputs[layer.input].get(choice.activation)
     inputs = {layer.input: grid} if grid is not None else {}
     plan = QuantPlan(candidates.target, candidates.ranges, {layer.name: choice}, params, carried, inputs)
-    return write_qdq(alone, [layer], plan, replace(problem.target, storage=Storage.INT8))
+    return write_qdq(alone, [layer], plan, problem.target.simulated)
 
 
 def unmeasured(problem: Problem, elements: Mapping[str, float]) -> SensitivityTable:
@@ -213,10 +212,12 @@ def costs_of(problem: Problem, elements: Mapping[str, float]) -> dict[str, _Cost
 def _size(problem: Problem) -> _Cost:
     """The most bytes that all constants can take: packed codes, and what no choice changes (scales, biases, ...)."""
     plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
-    written = constant_bytes(write_qdq(problem.model, problem.layers, plan, problem.target))
+    # Quant nodes read float weights; what counts is what the hardware will hold.
+    written = constant_bytes(write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ)))
     layers = {
         layer.name: {
-            choice: _stored(layer.weight_shape, choice.weight, problem.target) for choice in problem.menu[layer.name]
+            choice: float(stored_bytes(layer.weight_shape, choice.weight, problem.target.storage))
+            for choice in problem.menu[layer.name]
         }
         for layer in problem.layers
     }
@@ -226,12 +227,7 @@ def _size(problem: Problem) -> _Cost:
     return _Cost(layers, fixed + shared + _new_biases(problem), float(constant_bytes(problem.model.proto)))
 
 
-def _stored(shape: Sequence[int], bits: int, target: Target) -> float:
-    planes = target.storage is Storage.BIT_PLANES and bits < 8
-    return float(plane_bytes(shape, bits) if planes else math.prod(shape))
-
-
 def _new_biases(problem: Problem) -> int:
     """What tuning may add: a bias for each layer that has none and can take one, with its scales."""
-    each = 12 if problem.target.integer_bias else 4
+    each = {Bias.FLOAT: 4, Bias.INT32: 12, Bias.INT8: 1}[problem.target.bias]
     return sum(each * layer.channels for layer in problem.layers if layer.bias is None and layer.takes_bias)

@@ -11,6 +11,8 @@ from onnxcalib.stages.allocate import check_request
 from onnxcalib.stages.mixed import add_cost_tables, limits_of, pins_of
 from onnxcalib.stages.rounding import Menu
 from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
+from onnxcalib.targets import Target
+from onnxcalib.targets.target import widths
 
 
 def menus_of(layers: Sequence[Layer], recipe: Recipe) -> Menu:
@@ -24,6 +26,25 @@ def menus_of(layers: Sequence[Layer], recipe: Recipe) -> Menu:
             elif layer.input in edges.values():
                 menus[layer.name] |= {Precision(it.weight, recipe.edge_bits) for it in recipe.bits}
     return {name: tuple(sorted(menu)) for name, menu in menus.items()}
+
+
+def check_bits(recipe: Recipe, target: Target) -> tuple[Precision, ...]:
+    """All precisions that are asked for, each of which the target must allow."""
+    edges = () if recipe.edge_bits is None else (Precision(recipe.edge_bits, recipe.edge_bits),)
+    asked = (*recipe.bits, *edges)
+    for precision in asked:
+        for what, bits, allowed in (
+            ("weight", precision.weight, target.weight_bits),
+            ("activation", precision.activation, target.activation_bits),
+        ):
+            if bits not in allowed:
+                option = "--edge-bits" if precision in edges and precision not in recipe.bits else "--bits"
+                raise RecipeError(
+                    f"target {target.name} does not allow {bits} {what} bits ({option} {precision}).",
+                    f"It allows {widths(target.weight_bits)} bits for weights and {widths(target.activation_bits)} "
+                    "for activations.",
+                )
+    return asked
 
 
 def check_wishes(recipe: Recipe, layers: Sequence[Layer], menus: Menu) -> None:

@@ -1,19 +1,47 @@
-"""Hardware targets by name."""
+"""Hardware targets, by name or as TOML files."""
 
 from __future__ import annotations
 
+from importlib import resources
+from pathlib import Path
+
 from onnxcalib.errors import RecipeError, near
-from onnxcalib.targets.ort import ORT
-from onnxcalib.targets.paper import PAPER
-from onnxcalib.targets.target import Placement, Storage, Target
+from onnxcalib.targets.reading import parse_target, read_toml
+from onnxcalib.targets.target import Bias, Format, Narrow, Placement, Severity, Storage, Target, Verdict
 
-TARGETS = {target.name: target for target in (ORT, PAPER)}
+NAMES = ("ort", "ort-compat", "openvino", "rknn", "tensorrt", "qnn", "xnnpack", "vitis", "qonnx", "paper")
 
-__all__ = ["TARGETS", "Placement", "Storage", "Target", "find_target"]
+__all__ = [
+    "NAMES",
+    "TARGETS",
+    "Bias",
+    "Format",
+    "Narrow",
+    "Placement",
+    "Severity",
+    "Storage",
+    "Target",
+    "Verdict",
+    "find_target",
+]
+
+
+def _shipped() -> dict[str, Target]:
+    known: dict[str, Target] = {}
+    for name in NAMES:
+        file = resources.files(__package__) / f"{name}.toml"
+        known[name] = parse_target(file.read_text(encoding="utf-8"), f"{name}.toml", known)
+    return known
+
+
+TARGETS = _shipped()
 
 
 def find_target(name: str) -> Target:
-    """The target of that name."""
+    """The target of that name, or the one that a TOML file describes."""
+    if name.endswith(".toml"):
+        return parse_target(read_toml(Path(name)), name, TARGETS)
     if name not in TARGETS:
-        raise RecipeError(f"'{name}' is not a target.", near(name, TARGETS))
+        hint = near(name, TARGETS)
+        raise RecipeError(f"'{name}' is not a target.", f"{hint} A target of your own is a file: NAME.toml.")
     return TARGETS[name]

@@ -1,25 +1,77 @@
-"""What a target is: types, symmetry, placement, storage, opset, allowed bits."""
+"""What a target is: types, symmetry, placement, storage, opset, allowed bits, and what it makes of other files."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from onnxcalib.numerics.grid import GridKind
 
 
-class Placement(enum.Enum):
+class Placement(enum.StrEnum):
     """Which tensors get QDQ nodes."""
 
-    FUSED = "every tensor between ops that the runtime has integer kernels for"
-    LAYER_INPUTS = "only what a layer reads"
+    FUSED = "fused"  # every tensor between ops that the runtime has integer kernels for
+    EVERYWHERE = "everywhere"  # the same, and the result of every layer, whatever reads it
+    LAYER_INPUTS = "layer-inputs"  # only what a layer reads
+    RESIDUALS = "residuals"  # what a layer reads, and the shortcut into an Add, which runs within the layer before it
 
 
-class Storage(enum.Enum):
+class Storage(enum.StrEnum):
     """How weight codes narrower than eight bits lie in the file."""
 
-    INT8 = "one byte a code"
-    BIT_PLANES = "packed bits that the runtime unpacks once, at load"
+    INT8 = "int8"  # one byte a code
+    BIT_PLANES = "planes"  # packed bits that the runtime unpacks once, at load
+    INT4 = "int4"  # at four bits two codes a byte, else one
+    INT4_CAST = "int4-cast"  # the same, cast to int8 before it is dequantized
+
+
+class Bias(enum.StrEnum):
+    """The type of a layer's bias."""
+
+    FLOAT = "float"
+    INT32 = "int32"  # in steps of activation times weight
+    INT8 = "int8"  # on a grid of its own
+
+
+class Narrow(enum.StrEnum):
+    """How an activation is kept within fewer codes than its container has."""
+
+    CLIP_CODES = "clip-codes"  # a Clip on the integers, between the quantizer and the dequantizer
+    CLIP_VALUES = "clip-values"  # a Clip on the floats, before the quantizer
+
+
+class Format(enum.StrEnum):
+    """The nodes that quantize."""
+
+    QDQ = "qdq"  # QuantizeLinear and DequantizeLinear
+    QUANT = "quant"  # QONNX's Quant
+
+
+class Severity(enum.StrEnum):
+    """What a target makes of something in a file."""
+
+    REFUSED = "refused"
+    FLOAT = "float"
+    SLOW = "slow"
+    FINE = "fine"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a target makes of one thing that files may hold, why, and who says so."""
+
+    severity: Severity
+    reason: str
+    source: str
+
+
+def widths(bits: Sequence[int]) -> str:
+    """Allowed bits in words: 2 to 8, or 4, 8."""
+    if len(bits) > 2 and list(bits) == list(range(bits[0], bits[-1] + 1)):
+        return f"{bits[0]} to {bits[-1]}"
+    return ", ".join(map(str, bits))
 
 
 @dataclass(frozen=True)
@@ -33,18 +85,54 @@ class Target:
     signed_weights: bool
     symmetric_weights: bool
     per_channel: bool
-    integer_bias: bool
+    bias: Bias
     placement: Placement
     storage: Storage
+    weight_bits: tuple[int, ...]
+    activation_bits: tuple[int, ...]
+    unsigned_if_positive: bool = False  # activations that are never negative get an unsigned grid from zero
+    per_channel_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    bias_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm")  # whose bias has the type; others keep floats
+    narrow: Narrow = Narrow.CLIP_CODES
+    format: Format = Format.QDQ
     power_of_two: bool = False  # scales of activations and weights
     float_compute: bool = False  # keep runtimes from fusing convolutions into integer kernels
+    fixed_shapes: bool = False  # a free batch is written as one
+    shared_constants: bool = True  # equal constants are stored once
     oldest_opset: int = 13  # per-channel QuantizeLinear
-    newest_opset: int = 21  # what onnxruntime 1.19 loads
+    newest_opset: int = 21  # newer models are taken back to it where their nodes allow
+    opset_limit: int = 21  # nothing newer is read at all
+    newest_ir: int = 10
+    domains: tuple[str, ...] = ()  # of ops beside the standard ones
+    sources: Mapping[str, str] = field(default_factory=dict)  # by section or key: who says so
+    check: Mapping[str, Verdict] = field(default_factory=dict)  # by rule
 
-    def activation_kind(self, bits: int) -> GridKind:
-        """The form of an activation's grid."""
-        return GridKind(bits, self.signed_activations, self.symmetric_activations, self.power_of_two)
+    @property
+    def integer_bias(self) -> bool:
+        """Whether a bias counts in steps of activation times weight."""
+        return self.bias is Bias.INT32
+
+    @property
+    def simulated(self) -> Target:
+        """The target in a form that onnxruntime computes to the last bit, whatever the file will look like."""
+        return replace(self, storage=Storage.INT8, format=Format.QDQ, narrow=Narrow.CLIP_CODES)
+
+    def activation_kind(self, bits: int, *, positive: bool = False) -> GridKind:
+        """The form of an activation's grid; positive says that no value is below zero."""
+        signed, symmetric = self.signed_activations, self.symmetric_activations
+        if self.unsigned_if_positive and positive:
+            return GridKind(bits, signed=False, symmetric=True, power_of_two=self.power_of_two, positive=True)
+        return GridKind(bits, signed, symmetric, self.power_of_two, whole=signed and symmetric)
 
     def weight_kind(self, bits: int) -> GridKind:
         """The form of a weight's grid."""
         return GridKind(bits, self.signed_weights, self.symmetric_weights, self.power_of_two)
+
+    def has_channels(self, op: str) -> bool:
+        """Whether a layer of that op may have one weight scale a channel."""
+        return self.per_channel and op in self.per_channel_ops
+
+    def least_opset(self, weight_bits: set[int]) -> int:
+        """The oldest opset that holds weights of these widths: int4 tensors came with 21."""
+        four = self.storage in (Storage.INT4, Storage.INT4_CAST) and 4 in weight_bits
+        return max(self.oldest_opset, 21) if four else self.oldest_opset

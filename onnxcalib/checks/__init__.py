@@ -1,0 +1,1 @@
+"""What a target will make of a quantized file, node by node."""

@@ -1,0 +1,206 @@
+"""Rules about layers: weights, biases, and what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+
+from onnxcalib.checks.rule import FINDERS, Hits, Scene, rule
+from onnxcalib.checks.view import LayerView, Quantizer, View
+from onnxcalib.model.graph import attributes
+from onnxcalib.model.placement import ABSORBED_OPS, RESULT_OPS
+
+WEIGHT_TYPES = {"s8": "s8", "u8": "u8", "s4": "s4", "u4": "u4"}
+JOINING_OPS = ("Add", "Mul", "Concat")
+
+
+def weights(view: View) -> Iterator[tuple[LayerView, Quantizer]]:
+    """Layers with quantized stored weights."""
+    for layer in view.layers:
+        if layer.weight is not None and layer.weight.constant:
+            yield layer, layer.weight
+
+
+@rule("float-layer")
+def _float_layer(scene: Scene) -> Hits:
+    for layer in scene.view.layers:
+        missing = [word for word, found in (("input", layer.activation), ("weight", layer.weight)) if found is None]
+        if not layer.weight_is_constant:
+            continue
+        if missing:
+            yield layer.node, f"its {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not quantized"
+        elif not layer.weight_is_direct and not scene.target.float_compute:
+            yield layer.node, "another op stands between it and its weight's DequantizeLinear"
+
+
+@rule("computed-product")
+def _computed_product(scene: Scene) -> Hits:
+    for layer in scene.view.layers:
+        if not layer.weight_is_constant and not layer.quantized:
+            yield layer.node, "its operands are computed and not both quantized"
+
+
+@rule("weight-axis")
+def _weight_axis(scene: Scene) -> Hits:
+    for layer, weight in weights(scene.view):
+        tensor = scene.view.initializer(weight.node.input[0])
+        rank = len(tensor.dims) if tensor is not None else None
+        if weight.channels == 1 or weight.kind == "quant" or weight.block or not layer.weight_is_direct:
+            continue
+        wanted = _output_axis(layer.node, rank)
+        found = weight.axis + rank if weight.axis < 0 and rank is not None else weight.axis
+        if wanted is not None and found != wanted:
+            yield (
+                layer.node,
+                f"its weight is scaled along axis {weight.axis}, and its output channels are axis {wanted}",
+            )
+
+
+@rule("weight-zero-point")
+def _weight_zero_point(scene: Scene) -> Hits:
+    for layer, weight in weights(scene.view):
+        if not weight.zero_is_zero:
+            yield layer.node, "the zero point of its weight is not 0"
+
+
+@rule("per-channel-weight")
+def _per_channel_weight(scene: Scene) -> Hits:
+    return ((layer.node, f"{weight.channels} scales") for layer, weight in weights(scene.view) if weight.channels > 1)
+
+
+@rule("missing-zero-point")
+def _missing_zero_point(scene: Scene) -> Hits:
+    for layer, weight in weights(scene.view):
+        if not weight.has_zero and layer.node.op_type in ("Gemm", "MatMul"):
+            yield layer.node, "its weight is dequantized without a zero point"
+
+
+@rule("packed-weight")
+def _packed_weight(scene: Scene) -> Hits:
+    for layer, weight in weights(scene.view):
+        node = scene.view.maker(weight.node.input[0])
+        if node is not None and node.op_type != "QuantizeLinear" and not _is_int4_cast(scene.view, node):
+            yield layer.node, "standard ops compute the codes of its weight"
+
+
+@rule("int4-cast")
+def _int4_cast(scene: Scene) -> Hits:
+    for layer, weight in weights(scene.view):
+        node = scene.view.maker(weight.node.input[0])
+        if node is not None and _is_int4_cast(scene.view, node):
+            yield layer.node, "its weight is cast from int4"
+
+
+@rule("float-bias")
+def _float_bias(scene: Scene) -> Hits:
+    for layer in scene.view.layers:
+        if layer.quantized and layer.float_bias and layer.node.op_type in scene.target.bias_ops:
+            yield layer.node, "its bias is float"
+
+
+@rule("integer-bias")
+def _integer_bias(scene: Scene) -> Hits:
+    for layer in scene.view.layers:
+        if layer.bias is not None and layer.bias.type == "s32":
+            yield layer.node, "its bias is int32"
+
+
+@rule("bias-zero-point")
+def _bias_zero_point(scene: Scene) -> Hits:
+    for layer in scene.view.layers:
+        if layer.bias is not None and layer.bias.type == "s32" and not layer.bias.zero_is_zero:
+            yield layer.node, "the zero point of its bias is not 0"
+
+
+@rule("bias-scale")
+def _bias_scale(scene: Scene) -> Hits:
+    for layer in scene.view.layers:
+        bias, weight, read = layer.bias, layer.weight, layer.activation
+        if bias is None or bias.type != "s32" or weight is None or read is None:
+            continue
+        if bias.scale is None or weight.scale is None or read.scale is None:
+            continue
+        wanted = np.broadcast_to(weight.scale.reshape(-1) * read.scale.reshape(-1), max(weight.channels, bias.channels))
+        if not np.allclose(bias.scale.reshape(-1), wanted, rtol=1e-4, atol=0):
+            yield layer.node, "the scale of its bias is not that of its input times that of its weight"
+
+
+@rule("float-output")
+def _float_output(scene: Scene) -> Hits:
+    ops = RESULT_OPS.get(scene.target.placement, ("Conv",))
+    for layer in scene.view.layers:
+        if layer.node.op_type not in ops or not layer.quantized:
+            continue
+        reader = _float_reader(scene.view, layer.node.output[0])
+        if reader is not None:
+            yield layer.node, f"{reader} reads its result before any quantizer"
+
+
+@rule("mixed-inputs")
+def _mixed_inputs(scene: Scene) -> Hits:
+    for node, quantized, floats in _joins(scene.view):
+        if quantized and floats:
+            yield node, f"'{floats[0]}' is not quantized, '{quantized[0]}' is"
+
+
+@rule("float-shortcut")
+def _float_shortcut(scene: Scene) -> Hits:
+    made = {layer.node.output[0] for layer in scene.view.layers if layer.quantized}
+    for node, _, floats in _joins(scene.view):
+        direct = [name for name in floats if name in made and scene.view.index.only_reader(name) is node]
+        others = [name for name in floats if name not in direct[-1:]]
+        if node.op_type == "Add" and direct and others:
+            yield node, f"'{others[0]}' is not quantized"
+
+
+def _weights_of_type(wanted: str) -> None:
+    def finder(scene: Scene) -> Hits:
+        for layer, weight in weights(scene.view):
+            if weight.type is not None and WEIGHT_TYPES.get(weight.type, "other") == wanted:
+                yield layer.node, f"its weight is {weight.type}"
+
+    FINDERS[f"{wanted}-weight"] = finder
+
+
+for _type in ("u8", "s4", "u4", "other"):
+    _weights_of_type(_type)
+
+
+def _output_axis(node: onnx.NodeProto, rank: int | None) -> int | None:
+    if node.op_type == "MatMul":
+        return None if rank is None else rank - 1
+    transposed = node.op_type == "Gemm" and attributes(node).get("transB", 0)
+    return 0 if node.op_type == "Conv" or transposed else 1
+
+
+def _is_int4_cast(view: View, node: onnx.NodeProto) -> bool:
+    return node.op_type == "Cast" and view.element_type(node.input[0]) in (
+        onnx.TensorProto.INT4,
+        onnx.TensorProto.UINT4,
+    )
+
+
+def _float_reader(view: View, name: str) -> str | None:
+    """Who reads a tensor as a float, past Relu and Clip; None if quantizers alone do."""
+    if name in view.index.outputs:
+        return "the outside"
+    for reader in view.index.readers.get(name, []):
+        if reader.op_type in ("QuantizeLinear", "Quant"):
+            continue
+        if reader.op_type not in ABSORBED_OPS:
+            return f"{reader.op_type} '{reader.name or reader.output[0]}'"
+        after = _float_reader(view, reader.output[0])
+        if after is not None:
+            return after
+    return None
+
+
+def _joins(view: View) -> Iterator[tuple[onnx.NodeProto, list[str], list[str]]]:
+    """Ops that join tensors, with their quantized and their float computed inputs."""
+    for node in view.graph.node:
+        names = [name for name in node.input if name and not view.is_constant(name)]
+        if node.op_type in JOINING_OPS and len(names) > 1:
+            quantized = [name for name in names if view.quantizer_of(name) is not None]
+            yield node, quantized, [name for name in names if name not in quantized]

@@ -1,0 +1,164 @@
+"""Rules about single quantizers: scales, zero points, pairs, types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from onnxcalib.checks.rule import FINDERS, Hits, Scene, rule
+from onnxcalib.checks.view import PASSING_OPS, TYPES, Array, Quantizer, View, label
+
+ACTIVATION_TYPES = {"u8": "u8", "s8": "s8", "u4": "u4", "s4": "u4", "u16": "u16", "s16": "u16"}
+
+
+def activations(view: View) -> Iterator[Quantizer]:
+    """What quantizes something that is computed."""
+    return (it for it in view.quantizers.values() if not it.constant and it.kind != "dequantize")
+
+
+@rule("scale-not-positive")
+def _scale_not_positive(scene: Scene) -> Hits:
+    for it in scene.view.quantizers.values():
+        if it.scale is not None and not (np.isfinite(it.scale).all() and (it.scale > 0).all()):
+            yield it.node, f"scale {it.scale.reshape(-1)[np.argmin(np.nan_to_num(it.scale.reshape(-1), nan=-1.0))]:g}"
+
+
+@rule("computed-scale")
+def _computed_scale(scene: Scene) -> Hits:
+    for it in scene.view.quantizers.values():
+        if it.scale is None or (it.has_zero and it.zero is None):
+            yield it.node, "its scale or zero point is not a constant"
+
+
+@rule("zero-point-type")
+def _zero_point_type(scene: Scene) -> Hits:
+    for it in scene.view.quantizers.values():
+        if it.kind == "dequantize" and it.has_zero:
+            codes, zero = (scene.view.element_type(it.node.input[place]) for place in (0, 2))
+            if codes is not None and zero is not None and codes != zero:
+                yield it.node, f"codes are {TYPES.get(codes, codes)}, the zero point is {TYPES.get(zero, zero)}"
+
+
+@rule("zero-point-shape")
+def _zero_point_shape(scene: Scene) -> Hits:
+    for it in scene.view.quantizers.values():
+        if it.scale is not None and it.zero is not None and it.kind != "quant" and it.scale.size != it.zero.size:
+            yield it.node, f"{it.scale.size} scales, {it.zero.size} zero points"
+
+
+@rule("scale-length")
+def _scale_length(scene: Scene) -> Hits:
+    for it in scene.view.quantizers.values():
+        tensor = scene.view.initializer(it.node.input[0])
+        if tensor is None or it.channels == 1 or it.block or it.kind == "quant":
+            continue
+        if not -len(tensor.dims) <= it.axis < len(tensor.dims):
+            yield it.node, f"axis {it.axis} of a tensor of {len(tensor.dims)} axes"
+        elif tensor.dims[it.axis] != it.channels:
+            yield it.node, f"{it.channels} scales for {tensor.dims[it.axis]} channels"
+
+
+@rule("blocked-scales")
+def _blocked_scales(scene: Scene) -> Hits:
+    return ((it.node, f"blocks of {it.block}") for it in scene.view.quantizers.values() if it.block)
+
+
+@rule("dangling-quantize")
+def _dangling_quantize(scene: Scene) -> Hits:
+    for name, it in scene.view.quantizers.items():
+        if it.kind == "quantize" and not _is_dequantized(scene.view, name):
+            yield it.node, "nobody dequantizes what it makes"
+
+
+@rule("dangling-dequantize")
+def _dangling_dequantize(scene: Scene) -> Hits:
+    view = scene.view
+    for name, it in view.quantizers.items():
+        if it.kind != "dequantize":
+            continue
+        if not view.index.readers.get(name) and name not in view.index.outputs:
+            yield it.node, "nobody reads what it makes"
+        elif not it.constant and view.codes_from(it) is None and it.node.input[0] not in view.index.inputs:
+            yield it.node, f"'{it.node.input[0]}' does not come from a QuantizeLinear"
+
+
+@rule("pair-mismatch")
+def _pair_mismatch(scene: Scene) -> Hits:
+    for it in scene.view.quantizers.values():
+        before = scene.view.codes_from(it) if it.kind == "dequantize" and not it.constant else None
+        if before is not None and not (_same(it.scale, before.scale) and _same(it.zero, before.zero)):
+            yield it.node, f"another grid than that of '{label(before.node)}'"
+
+
+@rule("per-channel-activation")
+def _per_channel_activation(scene: Scene) -> Hits:
+    return ((it.node, f"{it.channels} scales") for it in activations(scene.view) if it.channels > 1)
+
+
+@rule("activation-zero-point")
+def _activation_zero_point(scene: Scene) -> Hits:
+    for it in activations(scene.view):
+        if not it.zero_is_zero and it.zero is not None:
+            yield it.node, f"zero point {it.zero.reshape(-1)[0]:g}"
+
+
+@rule("power-of-two")
+def _power_of_two(scene: Scene) -> Hits:
+    for it in scene.view.quantizers.values():
+        if it.scale is not None and np.any(np.frexp(it.scale)[0] != 0.5):
+            yield it.node, f"scale {it.scale.reshape(-1)[0]:g}"
+
+
+@rule("clipped-codes")
+def _clipped_codes(scene: Scene) -> Hits:
+    for node in scene.view.graph.node:
+        maker = scene.view.maker(node.input[0]) if node.op_type == "Clip" else None
+        if maker is not None and maker.op_type == "QuantizeLinear":
+            yield node, f"after '{label(maker)}'"
+
+
+@rule("clipped-values")
+def _clipped_values(scene: Scene) -> Hits:
+    """Less than half of the codes are left."""
+    for it in activations(scene.view):
+        maker = scene.view.maker(it.node.input[0])
+        if maker is None or maker.op_type != "Clip" or it.kind != "quantize" or it.channels > 1 or it.scale is None:
+            continue
+        bounds = [scene.view.value(name) if name else None for name in maker.input[1:3]]
+        if len(bounds) == 2 and bounds[0] is not None and bounds[1] is not None:
+            step = float(it.scale.reshape(-1)[0])
+            left = float((bounds[1] - bounds[0]).reshape(-1)[0]) / step if step > 0 else np.inf
+            if left < 127:
+                yield maker, f"{left + 1:.0f} of the codes are left"
+
+
+def _activations_of_type(wanted: str) -> None:
+    def finder(scene: Scene) -> Hits:
+        for it in activations(scene.view):
+            if it.type is not None and ACTIVATION_TYPES.get(it.type, "other") == wanted:
+                yield it.node, f"codes are {it.type}"
+
+    FINDERS[f"{wanted}-activation"] = finder
+
+
+for _type in ("u8", "s8", "u4", "u16", "other"):
+    _activations_of_type(_type)
+
+
+def _is_dequantized(view: View, name: str) -> bool:
+    if name in view.index.outputs:
+        return True
+    readers = view.index.readers.get(name, [])
+    if any(reader.op_type == "DequantizeLinear" for reader in readers):
+        return True
+    moved = [output for reader in readers if reader.op_type in PASSING_OPS for output in reader.output]
+    # An op with bodies may read it inside; that is for the body's own view to judge.
+    inside = any(attribute.HasField("g") for reader in readers for attribute in reader.attribute)
+    return inside or any(_is_dequantized(view, output) for output in moved)
+
+
+def _same(one: Array | None, other: Array | None) -> bool:
+    if one is None or other is None:
+        return (one is None or not np.any(one)) and (other is None or not np.any(other))
+    return one.size == other.size and np.array_equal(one.reshape(-1), other.reshape(-1))

@@ -1,0 +1,128 @@
+"""The nodes that quantize: QuantizeLinear and DequantizeLinear, or QONNX's Quant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_graphsurgeon as gs
+
+from onnxcalib.model.storage import Codes, Constants, pack, unpacking_nodes
+from onnxcalib.numerics.grid import Grid, GridKind, along, dequantize, make_grid, quantize
+from onnxcalib.targets import Format, Narrow, Storage, Target
+
+INT32 = np.iinfo(np.int32)
+QONNX_DOMAIN = "qonnx.custom_op.general"
+INT8_TYPE = 3
+
+
+class Quantizers:
+    """Writes QDQ nodes into a graph under construction."""
+
+    def __init__(self, graph: gs.Graph, target: Target) -> None:
+        self.graph, self.target = graph, target
+        self.constants = Constants(graph)
+        self.int4: dict[str, Codes] = {}  # by name: constants to be stored as int4 once the graph is a file
+
+    def activation(self, tensor: gs.Variable, grid: Grid, name: str, into: gs.Variable | None = None) -> gs.Variable:
+        """The tensor on a grid."""
+        scale, zero = self._grid(grid, name)
+        if not grid.fills_container and self.target.narrow is Narrow.CLIP_VALUES:
+            low, high = (self.constants.add(f"{name}_{end}", value) for end, value in _ends(grid))
+            tensor = self.node("Clip", [tensor, low, high], f"{name}_clipped")
+        codes = self.node("QuantizeLinear", [tensor, scale, zero], f"{name}_quantized")
+        if not grid.fills_container and self.target.narrow is Narrow.CLIP_CODES:
+            low = self.constants.add(f"code_{grid.low}", np.array(grid.low, grid.dtype))
+            high = self.constants.add(f"code_{grid.high}", np.array(grid.high, grid.dtype))
+            codes = self.node("Clip", [codes, low, high], f"{name}_clipped")
+        return self.node("DequantizeLinear", [codes, scale, zero], f"{name}_dequantized", into)
+
+    def weight(self, codes: Codes, grid: Grid, name: str) -> gs.Variable:
+        """The values of stored codes."""
+        storage, four = self.target.storage, grid.bits == 4 and grid.signed
+        if storage is Storage.BIT_PLANES and grid.bits < 8:
+            packed = pack(codes, grid.bits, grid.low)
+            stored: gs.Tensor = unpacking_nodes(self.graph, self.constants, packed, name)
+        elif storage is Storage.INT4_CAST and four:
+            stored = self.node("Cast", [self._int4(f"{name}_codes", codes)], f"{name}_cast", to=INT8_TYPE)
+        elif storage is Storage.INT4 and four:
+            zero = self._int4(f"{name}_zero", grid.zero_point.astype(np.int8))
+            scale = self.constants.add(f"{name}_scale", grid.scale.astype(np.float32))
+            return self._dequantize([self._int4(f"{name}_codes", codes), scale, zero], name, grid.axis)
+        else:
+            stored = self._codes(f"{name}_codes", codes)
+        return self._dequantize([stored, *self._grid(grid, name)], name, grid.axis)
+
+    def int32_bias(self, bias: npt.NDArray[np.float32], scale: npt.NDArray[np.float32], name: str) -> gs.Variable:
+        """A bias in steps of the layer's products."""
+        codes = np.clip(np.rint(bias.astype(np.float64) / scale), INT32.min, INT32.max).astype(np.int32)
+        inputs = [
+            self._codes(f"{name}_codes", codes),
+            self.constants.add(f"{name}_scale", scale),
+            self.constants.add(f"{name}_zero", np.zeros(scale.shape, np.int32)),
+        ]
+        return self._dequantize(inputs, name, 0 if scale.ndim else None)
+
+    def int8_bias(self, bias: npt.NDArray[np.float32], name: str) -> gs.Variable:
+        """A bias on a grid of its own."""
+        kind = GridKind(8, signed=True, symmetric=True, power_of_two=self.target.power_of_two)
+        grid = make_grid(bias.min(), bias.max(), kind)
+        return self._dequantize([self._codes(f"{name}_codes", quantize(bias, grid)), *self._grid(grid, name)], name)
+
+    def node(
+        self, op: str, inputs: list[gs.Tensor], name: str, into: gs.Variable | None = None, **attrs: Any
+    ) -> gs.Variable:
+        """A node with one output."""
+        output = into if into is not None else gs.Variable(self.constants.fresh(name))
+        domain = QONNX_DOMAIN if op == "Quant" else None
+        self.graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output], domain=domain))
+        return output
+
+    def _dequantize(self, inputs: list[gs.Tensor], name: str, axis: int | None = None) -> gs.Variable:
+        return self.node("DequantizeLinear", inputs, name, **({} if axis is None else {"axis": axis}))
+
+    def _grid(self, grid: Grid, name: str) -> tuple[gs.Constant, gs.Constant]:
+        scale = self.constants.add(f"{name}_scale", grid.scale.astype(np.float32))
+        return scale, self.constants.add(f"{name}_zero", grid.zero_point.astype(grid.dtype))
+
+    def _codes(self, name: str, codes: Codes) -> gs.Constant:
+        return self.constants.add(name, codes, shared=self.target.shared_constants)
+
+    def _int4(self, name: str, codes: Codes) -> gs.Constant:
+        constant = self.constants.add(name, codes, shared=False)
+        self.int4[constant.name] = codes
+        return constant
+
+
+class QuantNodes(Quantizers):
+    """Writes QONNX's Quant nodes instead; they read floats and give floats."""
+
+    def activation(self, tensor: gs.Variable, grid: Grid, name: str, into: gs.Variable | None = None) -> gs.Variable:
+        """The tensor on a grid."""
+        return self._quant(tensor, grid, f"{name}_quantized", 0, into)
+
+    def weight(self, codes: Codes, grid: Grid, name: str) -> gs.Variable:
+        """Stored values that lie on the grid already, under a node that says so."""
+        values = self.constants.add(f"{name}_values", dequantize(codes, grid))
+        return self._quant(values, grid, name, codes.ndim)
+
+    def _quant(
+        self, tensor: gs.Tensor, grid: Grid, name: str, rank: int, into: gs.Variable | None = None
+    ) -> gs.Variable:
+        scale = self.constants.add(f"{name}_scale", along(grid.scale.astype(np.float32), grid.axis, rank))
+        zero = self.constants.add("zero", along(grid.zero_point.astype(np.float32), grid.axis, rank))
+        bits = self.constants.add(f"bits_{grid.bits}", np.array(grid.bits, np.float32))
+        narrow = grid.signed and grid.low > -(2 ** (grid.bits - 1))
+        attrs = {"signed": int(grid.signed), "narrow": int(narrow), "rounding_mode": "ROUND"}
+        return self.node("Quant", [tensor, scale, zero, bits], name, into, **attrs)
+
+
+def quantizers_of(graph: gs.Graph, target: Target) -> Quantizers:
+    """The writer of the target's format."""
+    return (QuantNodes if target.format is Format.QUANT else Quantizers)(graph, target)
+
+
+def _ends(grid: Grid) -> tuple[tuple[str, npt.NDArray[np.float32]], ...]:
+    low, high = grid.range
+    return (("low", np.asarray(low, np.float32)), ("high", np.asarray(high, np.float32)))

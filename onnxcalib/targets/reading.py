@@ -1,0 +1,262 @@
+"""Targets from TOML: every key is known, typed and bounded, and a target may be like another but for a few keys."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from onnxcalib.errors import RecipeError, near
+from onnxcalib.targets.target import Bias, Format, Narrow, Placement, Severity, Storage, Target, Verdict
+
+LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+ACTIVATION_TYPES = {
+    "u8": {"signed_activations": False, "unsigned_if_positive": False},
+    "s8": {"signed_activations": True, "unsigned_if_positive": False},
+    "s8 or u8": {"signed_activations": True, "unsigned_if_positive": True},
+}
+Fields = dict[str, Any]
+
+
+class _BadValueError(Exception):
+    """A value that a key does not take; the text says what it takes."""
+
+
+@dataclass(frozen=True)
+class _Key:
+    words: str  # what it takes
+    fields: Callable[[Any], Fields]
+
+
+def _one_of(choices: Mapping[str, Fields]) -> _Key:
+    words = " or ".join(f'"{choice}"' for choice in choices)
+
+    def convert(value: Any) -> Fields:
+        if not isinstance(value, str) or value not in choices:
+            raise _BadValueError
+        return choices[value]
+
+    return _Key(words, convert)
+
+
+def _enum(field: str, kind: type[Any]) -> _Key:
+    return _one_of({member.value: {field: member} for member in kind})
+
+
+def _flag(field: str) -> _Key:
+    def convert(value: Any) -> Fields:
+        if not isinstance(value, bool):
+            raise _BadValueError
+        return {field: value}
+
+    return _Key("true or false", convert)
+
+
+def _number(field: str, low: int, high: int) -> _Key:
+    def convert(value: Any) -> Fields:
+        if type(value) is not int or not low <= value <= high:
+            raise _BadValueError
+        return {field: value}
+
+    return _Key(f"a whole number from {low} to {high}", convert)
+
+
+def _bits(field: str) -> _Key:
+    def convert(value: Any) -> Fields:
+        whole = isinstance(value, list) and value and all(type(bits) is int and 2 <= bits <= 8 for bits in value)
+        if not whole:
+            raise _BadValueError
+        return {field: tuple(sorted(set(value)))}
+
+    return _Key("a list of widths from 2 to 8", convert)
+
+
+def _per_channel() -> _Key:
+    def convert(value: Any) -> Fields:
+        if isinstance(value, bool):
+            return {"per_channel": value, "per_channel_ops": LAYER_OPS}
+        if not isinstance(value, list) or not value or not set(value) <= set(LAYER_OPS):
+            raise _BadValueError
+        return {"per_channel": True, "per_channel_ops": tuple(value)}
+
+    return _Key(f"true, false or a list of ops among {', '.join(LAYER_OPS)}", convert)
+
+
+def _words(field: str, choices: tuple[str, ...] = ()) -> _Key:
+    def convert(value: Any) -> Fields:
+        texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if not texts or (choices and not set(value) <= set(choices)):
+            raise _BadValueError
+        return {field: tuple(value)}
+
+    return _Key(f"a list of ops among {', '.join(choices)}" if choices else "a list of texts", convert)
+
+
+def _text(field: str) -> _Key:
+    def convert(value: Any) -> Fields:
+        if not isinstance(value, str) or not value:
+            raise _BadValueError
+        return {field: value}
+
+    return _Key("a text", convert)
+
+
+KEYS: Mapping[str, _Key] = {
+    "name": _text("name"),
+    "summary": _text("summary"),
+    "activations.type": _one_of(ACTIVATION_TYPES),
+    "activations.symmetric": _flag("symmetric_activations"),
+    "activations.bits": _bits("activation_bits"),
+    "activations.narrow": _enum("narrow", Narrow),
+    "weights.type": _one_of({"s8": {"signed_weights": True}, "u8": {"signed_weights": False}}),
+    "weights.symmetric": _flag("symmetric_weights"),
+    "weights.per_channel": _per_channel(),
+    "weights.bits": _bits("weight_bits"),
+    "weights.storage": _enum("storage", Storage),
+    "bias.type": _enum("bias", Bias),
+    "bias.ops": _words("bias_ops", LAYER_OPS[:3]),
+    "scales.power_of_two": _flag("power_of_two"),
+    "graph.format": _enum("format", Format),
+    "graph.placement": _enum("placement", Placement),
+    "graph.float_compute": _flag("float_compute"),
+    "graph.fixed_shapes": _flag("fixed_shapes"),
+    "graph.shared_constants": _flag("shared_constants"),
+    "graph.oldest_opset": _number("oldest_opset", 13, 23),
+    "graph.newest_opset": _number("newest_opset", 13, 23),
+    "graph.opset_limit": _number("opset_limit", 13, 25),
+    "graph.newest_ir": _number("newest_ir", 7, 13),
+    "graph.domains": _words("domains"),
+}
+REQUIRED = (
+    "name", "summary", "activations.type", "activations.symmetric", "activations.bits", "weights.type",
+    "weights.symmetric", "weights.per_channel", "weights.bits", "weights.storage", "bias.type", "graph.placement",
+)  # fmt: skip
+TABLES = ("activations", "weights", "bias", "scales", "graph", "sources", "check")
+
+
+def parse_target(text: str, source: str, known: Mapping[str, Target]) -> Target:
+    """The target that a TOML text describes; known are those that it may be like."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"target {source} is not valid TOML: {error}.", "Mend that line.") from error
+    base = _base(table.pop("like", None), source, known)
+    sources, check = _table(table, "sources", source), _table(table, "check", source)
+    given = _given(table, source)
+    words = {key: _sentence(source, f"sources.{key}", value) for key, value in sources.items()}
+    verdicts = {rule: _verdict(source, rule, value) for rule, value in check.items()}
+    if base is None:
+        _all_there(table, source)
+        target = Target(**given, sources=words, check={**_everywhere(), **verdicts})
+    else:
+        merged: Fields = {"sources": {**base.sources, **words}, "check": {**base.check, **verdicts}}
+        target = replace(base, **given, **merged)
+    if not target.oldest_opset <= target.newest_opset <= target.opset_limit:
+        raise RecipeError(
+            f"target {source}: 'graph.newest_opset' ({target.newest_opset}) must lie between 'graph.oldest_opset' "
+            f"({target.oldest_opset}) and 'graph.opset_limit' ({target.opset_limit}).",
+            "Mend these lines.",
+        )
+    return target
+
+
+def read_toml(path: Path) -> str:
+    """The text of a target file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"target {path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"target {path} is not valid TOML: {error}.", "Mend that line.") from error
+
+
+@cache
+def rules() -> dict[str, dict[str, str]]:
+    """Every rule of `check`: what it finds, and for those that hold everywhere the severity and the source."""
+    file = resources.files(__package__) / "rules.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _base(name: Any, source: str, known: Mapping[str, Target]) -> Target | None:
+    if name is None:
+        return None
+    if name not in known:
+        raise RecipeError(f"target {source}: 'like' names '{name}', which is not a target.", near(str(name), known))
+    return known[name]
+
+
+def _table(table: Fields, name: str, source: str) -> Fields:
+    found = table.pop(name, {})
+    if not isinstance(found, dict):
+        raise RecipeError(f"target {source}: '{name}' must be a table, not {found!r}.", f"Write [{name}].")
+    return found
+
+
+def _given(table: Fields, source: str) -> Fields:
+    given: Fields = {}
+    for key, value in _flat(table).items():
+        if key not in KEYS:
+            raise RecipeError(f"target {source} has an unknown key '{key}'.", near(key, [*KEYS, *TABLES, "like"]))
+        try:
+            given |= KEYS[key].fields(value)
+        except _BadValueError as error:
+            raise RecipeError(
+                f"target {source}: '{key}' must be {KEYS[key].words}, not {value!r}.", "Mend that line."
+            ) from error
+    return given
+
+
+def _all_there(table: Fields, source: str) -> None:
+    present = set(_flat(table))
+    for key in REQUIRED:
+        if key not in present:
+            raise RecipeError(
+                f"target {source} lacks '{key}' ({KEYS[key].words}).", 'Add it, or start with like = "ort".'
+            )
+
+
+def _flat(table: Fields) -> Fields:
+    flat: Fields = {}
+    for key, value in table.items():
+        flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
+def _sentence(source: str, key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise RecipeError(f"target {source}: '{key}' must be a text, not {value!r}.", "Mend that line.")
+    return value
+
+
+def _verdict(source: str, rule: str, value: Any) -> Verdict:
+    """A severity alone, or a table with a reason and a source of its own."""
+    known = rules()
+    if rule not in known:
+        raise RecipeError(f"target {source} has an unknown rule 'check.{rule}'.", near(rule, known))
+    table = value if isinstance(value, dict) else {"severity": value}
+    for key in table:
+        if key not in ("severity", "reason", "source"):
+            raise RecipeError(
+                f"target {source} has an unknown key 'check.{rule}.{key}'.", near(key, ("severity", "reason", "source"))
+            )
+    if table.get("severity") not in list(Severity):
+        raise RecipeError(
+            f"target {source}: 'check.{rule}' must have a severity, {', '.join(Severity)}, not "
+            f"{table.get('severity')!r}.",
+            "Mend that line.",
+        )
+    texts = {key: _sentence(source, f"check.{rule}.{key}", table.get(key, "")) for key in ("reason", "source")}
+    return Verdict(Severity(table["severity"]), texts["reason"], texts["source"] or known[rule].get("source", ""))
+
+
+def _everywhere() -> dict[str, Verdict]:
+    """The rules that hold for every target."""
+    return {
+        name: Verdict(Severity(rule["severity"]), "", rule["source"])
+        for name, rule in rules().items()
+        if "severity" in rule
+    }
