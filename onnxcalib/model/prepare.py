@@ -46,7 +46,7 @@ def prepare(model: onnx.ModelProto, source: str, oldest_opset: int = 13, newest_
         model = inliner.inline_local_functions(model)
     _real_inputs_only(model)
     model = within(model, oldest_opset, newest_opset, source)
-    _name_nodes(model.graph)
+    name_nodes(model.graph)
     constants_to_initializers(model.graph)
     fold_constants(model)
     _plain_gemms(model.graph)
@@ -66,7 +66,8 @@ def _real_inputs_only(model: onnx.ModelProto) -> None:
     model.ir_version = max(model.ir_version, 4)
 
 
-def _name_nodes(graph: onnx.GraphProto) -> None:
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Gives every node a name of its own; names that are unique stay."""
     used: set[str] = set()
     for node in graph.node:
         stem = node.name or f"{node.op_type}_{next(iter(node.output), '')}"

@@ -13,6 +13,9 @@ import onnx_graphsurgeon as gs
 
 Codes = npt.NDArray[Any]
 
+# The ops of unpacking_nodes.
+UNPACKING_OPS = ("BitShift", "Mod", "Cast", "Reshape", "MatMul", "Slice", "Add")
+
 
 @dataclass(frozen=True)
 class Packed:

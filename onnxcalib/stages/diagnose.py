@@ -1,0 +1,141 @@
+"""Where a quantized model loses: noise of every layer, and the loss that goes away when one layer is float again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from onnxcalib.data import Dataset, first
+from onnxcalib.engine.inference import Session, Tensors, fitting_batch, samples_in
+from onnxcalib.model.extract import after, upstream, with_outputs
+from onnxcalib.model.heads import find_heads
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.quantized import QuantizedFile
+from onnxcalib.model.shapes import typed
+from onnxcalib.numerics.loss import TEMPERATURE, ModelLoss
+from onnxcalib.stages.calibrate import Progress
+from onnxcalib.stages.evaluate import sqnr_db
+
+SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class LayerDiagnosis:
+    """One layer of a quantized model, after its bias and before its activation."""
+
+    layer: str
+    sqnr_db: float  # against the float model, with all the noise that comes from before
+    alone_db: float  # its own noise: the layer fed with the float model's input
+    restored: float  # by how much the loss falls when this layer alone is float again
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All layers that could be followed from the float model into the file, and the softened loss of the whole."""
+
+    samples: int
+    loss: float
+    layers: tuple[LayerDiagnosis, ...]
+
+    def worst(self, count: int) -> list[LayerDiagnosis]:
+        """The layers that hurt the most: the loss tells first, the layer's own noise where no loss does."""
+        return sorted(self.layers, key=lambda each: (-each.restored, each.alone_db))[:count]
+
+
+def diagnose(
+    model: Model, layers: Sequence[Layer], file: QuantizedFile, data: Dataset, progress: Progress
+) -> Diagnosis:
+    """Requires a file that was made from the model; streams over a few samples, both models side by side."""
+    probes = _Probes(model, layers, file)
+    data = first(data, SAMPLES)
+    batch = min(fitting_batch(probes.float, data), fitting_batch(probes.quantized, data))
+    done = 0
+    for feed in data.batches(batch):
+        probes.update(feed)
+        done += samples_in(feed, data)
+        progress("diagnose", min(done, len(data)), len(data))
+    whole = probes.loss.value
+    return Diagnosis(done, whole, tuple(probe.diagnosis(whole) for probe in probes.probes))
+
+
+class Pairs:
+    """Which tensor of the file is which of the float model: nodes keep their names."""
+
+    def __init__(self, model: onnx.ModelProto, quantized: onnx.ModelProto) -> None:
+        nodes = {node.name: node for node in model.graph.node}
+        self.float_of = {value.name: value.name for value in quantized.graph.input}
+        for node in quantized.graph.node:
+            twin = nodes.get(node.name)
+            if twin is not None and twin.op_type == node.op_type:
+                self.float_of |= dict(zip(node.output, twin.output, strict=False))
+        self.quantized_of = {name: twin for twin, name in self.float_of.items()}
+
+
+class _Probe:
+    """The layer quantized and fed by the float model; the layer float and fed by the quantized model, with its rest."""
+
+    def __init__(self, model: onnx.ModelProto, file: onnx.ModelProto, layer: Layer, pairs: Pairs) -> None:
+        self.name, self.truth = layer.name, layer.summed
+        self.output = pairs.quantized_of[layer.summed]
+        part, self.alone_reads = upstream(file, [self.output], pairs.float_of)
+        self.alone = Session(part)
+        part, self.restored_reads = upstream(model, [layer.summed], pairs.quantized_of)
+        self.restored = Session(part)
+        rest, self.fed = after(file, self.output)
+        self.rest = Session(rest) if rest is not None else None
+        heads = find_heads(model)
+        self.loss = ModelLoss(heads, temperature=TEMPERATURE)
+        self.signal = self.noise = self.own = 0.0
+
+    def update(self, floats: Tensors, quantized: Tensors, pairs: Pairs) -> None:
+        truth = floats[self.truth].astype(np.float64)
+        own = self.alone.run({name: floats[pairs.float_of[name]] for name in self.alone_reads})[self.output]
+        self.signal += float((truth**2).sum())
+        self.noise += float(((truth - quantized[self.output]) ** 2).sum())
+        self.own += float(((truth - own) ** 2).sum())
+        fed = {name: quantized[pairs.quantized_of[name]] for name in self.restored_reads}
+        made = {self.output: self.restored.run(fed)[self.truth]}
+        if self.rest is not None:
+            made |= self.rest.run({**made, **{name: quantized[name] for name in self.fed}})
+        # Outputs that do not depend on the layer are those of the whole quantized model.
+        self.loss.update(floats, quantized | made)
+
+    def diagnosis(self, whole: float) -> LayerDiagnosis:
+        alone, together = (sqnr_db(self.signal, noise) for noise in (self.own, self.noise))
+        return LayerDiagnosis(self.name, together, alone, whole - self.loss.value)
+
+
+class _Probes:
+    def __init__(self, model: Model, layers: Sequence[Layer], file: QuantizedFile) -> None:
+        proto = typed(file.proto)
+        self.pairs = Pairs(model.proto, proto)
+        known = {layer.name for layer in file.layers}
+        self.probes = [
+            _Probe(model.proto, proto, layer, self.pairs)
+            for layer in layers
+            if layer.name in known and layer.summed in self.pairs.quantized_of
+        ]
+        self.loss = ModelLoss(find_heads(model.proto), temperature=TEMPERATURE)
+        wanted = [self.pairs.float_of[name] for probe in self.probes for name in probe.alone_reads]
+        self.float = _showing(model.proto, [*wanted, *(probe.truth for probe in self.probes)])
+        wanted = [self.pairs.quantized_of[name] for probe in self.probes for name in probe.restored_reads]
+        fed = [name for probe in self.probes for name in (probe.output, *probe.fed)]
+        self.quantized = _showing(proto, [*wanted, *fed])
+
+    def update(self, feed: Tensors) -> None:
+        floats, quantized = ({**feed, **session.run(feed)} for session in (self.float, self.quantized))
+        self.loss.update(floats, quantized)
+        for probe in self.probes:
+            probe.update(floats, quantized, self.pairs)
+
+
+def _showing(model: onnx.ModelProto, names: Collection[str]) -> Session:
+    """The model with inner tensors among its outputs."""
+    inputs = {value.name for value in model.graph.input}
+    outputs = [value.name for value in model.graph.output]
+    shown = [name for name in dict.fromkeys(names) if name not in inputs and name not in outputs]
+    return Session(with_outputs(model, [*outputs, *shown]))
