@@ -19,9 +19,7 @@ from onnxcalib.model.prepare import name_nodes
 from onnxcalib.model.storage import UNPACKING_OPS
 from onnxcalib.numerics.grid import Grid
 
-LEFT_OUT = (
-    "its weight is a float constant: it was left out, by --exclude or --include or by the tool that wrote the file"
-)
+LEFT_OUT = "it could be quantized, but was left out: by --exclude or --include, or by the tool that wrote the file"
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def _layer(index: GraphIndex, node: onnx.NodeProto, weight: onnx.NodeProto, stor
 
 def _weight_dequantizer(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
     """The DequantizeLinear of a constant that makes the node's weight."""
-    maker = index.producers.get(node.input[1])
+    maker: onnx.NodeProto | None = index.producers.get(node.input[1])
     while maker is not None and maker.op_type in ("Reshape", "Transpose"):
         maker = index.producers.get(maker.input[0])
     if maker is None or maker.op_type != "DequantizeLinear" or maker.input[0] not in index.initializers:

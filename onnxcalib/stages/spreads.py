@@ -68,8 +68,8 @@ def spreads(model: Model, layers: Sequence[Layer], file: QuantizedFile, data: Da
 
 def _weight_spread(layer: Layer, quantized: QuantizedLayer, weight: Array) -> Spread:
     grid = quantized.weight
-    written = dequantize(quantized.codes, grid).reshape(weight.shape)
-    rows, written = (np.moveaxis(each, layer.channel_axis, -1).astype(np.float64) for each in (weight, written))
+    stored = dequantize(quantized.codes, grid).reshape(weight.shape)
+    rows, written = (np.moveaxis(each, layer.channel_axis, -1).astype(np.float64) for each in (weight, stored))
     axes = tuple(range(rows.ndim - 1))
     # Tuning multiplies whole channels; undone here, for what matters is the shape within the range.
     factor = (rows * written).sum(axis=axes) / np.maximum((rows * rows).sum(axis=axes), 1e-30)
