@@ -69,7 +69,7 @@ def sensitivity(numbers: Numbers) -> Drawing | None:
     values = [max(loss, 0.0) for row in table["layers"] for choice, loss in row["losses"].items() if choice in choices]
     if not choices or not any(values):
         return None
-    floor = max(values) / 1e4
+    floor = max(min(value for value in values if value) / 2, max(values) / 1e4)
     caption = f"Increase of the {table['loss']} loss when one layer alone leaves {table['base']}"
     drawn, axes = drawing("sensitivity", caption, 3.6)
     looks = zip(choices, (FIRST, SECOND, THIRD, MUTED, INK), "osD^v", strict=False)
@@ -141,21 +141,21 @@ def noise(numbers: Numbers) -> Drawing | None:
 
 
 def hurting(numbers: Numbers) -> Drawing | None:
-    """The layers whose return to float would lower the loss the most."""
-    rows, whole = worst_rows(numbers["layers"]), numbers["loss"]["whole"]
-    if not rows or whole <= 0:
+    """The layers that alone cost the float model the most."""
+    rows = worst_rows(numbers["layers"])
+    if not rows:
         return None
-    caption = "Share of the loss that goes away when this layer alone is float again"
+    caption = "The layers that hurt the most: their share of what all layers cost one by one"
     drawn, axes = drawing("hurting", caption, 0.9 + 0.27 * len(rows))
     for place, row in enumerate(rows):
-        share = 100 * row["restored"] / whole
+        share = 100 * row["loss_share"]
         (bar,) = axes.barh([place], [share], color=BIT_COLOURS.get(row["weight_bits"], MUTED), height=0.72)
-        drawn.tip(bar, f"{row['layer']} ({row['bits']}): {share:.1f} % of the loss")
-        axes.annotate(f" {row['bits']}", (share, place), va="center", fontsize=7.5)
+        drawn.tip(bar, f"{row['layer']} ({row['bits']}): {share:.1f} % of the loss of all layers one by one")
+        _beside(axes, row["bits"], share, place)
     axes.set_yticks(range(len(rows)), [short(row["layer"]) for row in rows])
     axes.invert_yaxis()
     axes.margins(x=0.08)
-    axes.set_xlabel("% of the loss")
+    axes.set_xlabel("% of the loss of all layers one by one")
     axes.grid(axis="x")
     return drawn
 
@@ -198,7 +198,7 @@ def tuning(numbers: Numbers) -> Drawing | None:
         places = [place + shift for place in range(len(rows))]
         axes.barh(places, [row[key] for row in rows], height=0.36, color=colour, label=key)
         for place, row in zip(places, rows, strict=True):
-            axes.annotate(f" {row[key]:.3g}", (row[key], place), va="center", fontsize=7.5)
+            _beside(axes, f"{row[key]:.3g}", row[key], place)
     axes.set_yticks(range(len(rows)), [row["stage"] for row in rows])
     axes.invert_yaxis()
     axes.margins(x=0.12)
@@ -217,10 +217,16 @@ def size(numbers: Numbers) -> Drawing | None:
     for place, (name, count) in enumerate(parts.items()):
         (bar,) = axes.barh([place], [count], color=FIRST, height=0.72)
         drawn.tip(bar, f"{name}: {count:,} bytes")
-        axes.annotate(f" {count:,}", (count, place), va="center", fontsize=7.5)
+        _beside(axes, f"{count:,}", count, place)
     axes.set_yticks(range(len(parts)), list(parts))
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlabel("bytes")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(axis="x")
     return drawn
+
+
+def _beside(axes: Any, text: str, value: float, place: float) -> None:
+    """Writes a number at the end of its bar."""
+    axes.annotate(text, (value, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7.5)

@@ -40,6 +40,7 @@ def layer_rows(file: QuantizedFile, listed: LayerList, diagnosis: Diagnosis | No
     known = {layer.name: layer for layer in listed.layers}
     found = {each.layer: each for each in diagnosis.layers} if diagnosis is not None else {}
     total = max(sum(layer.stored for layer in file.layers), 1)
+    lost = max(sum(each.alone_loss for each in found.values()), 1e-30)
     rows = []
     for layer in file.layers:
         float_layer, seen = known.get(layer.name), found.get(layer.name)
@@ -56,7 +57,8 @@ def layer_rows(file: QuantizedFile, listed: LayerList, diagnosis: Diagnosis | No
                 "byte_share": layer.stored / total,
                 "sqnr_db": _finite(seen.sqnr_db) if seen else None,
                 "alone_db": _finite(seen.alone_db) if seen else None,
-                "restored": seen.restored if seen else None,
+                "alone_loss": seen.alone_loss if seen else None,
+                "loss_share": seen.alone_loss / lost if seen else None,
             }
         )
     return rows
@@ -64,8 +66,8 @@ def layer_rows(file: QuantizedFile, listed: LayerList, diagnosis: Diagnosis | No
 
 def worst_rows(rows: Sequence[Numbers], count: int = WORST) -> list[Numbers]:
     """The layers that hurt the most, worst first."""
-    hurting = [row for row in rows if row["restored"] is not None and row["restored"] > 0]
-    return sorted(hurting, key=lambda row: -row["restored"])[:count]
+    hurting = [row for row in rows if row["loss_share"] is not None and row["loss_share"] > 0]
+    return sorted(hurting, key=lambda row: -row["loss_share"])[:count]
 
 
 def with_advice(rows: Sequence[Numbers], recipe: Recipe, size: float) -> None:

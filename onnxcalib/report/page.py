@@ -64,7 +64,7 @@ def _outcome(numbers: Numbers) -> str:
     cards = [("size", f"{share:.1f} %", f"{after['bytes']:,} of {before['bytes']:,} bytes")]
     if after["latency_ratio"] is not None:
         times = f"{after['latency_ms']:.2f} of {before['latency_ms']:.2f} ms, one sample"
-        cards.append(("latency", f"{after['latency_ratio']:.2f} of float", times))
+        cards.append(("latency", f"{after['latency_ratio']:.2f}x", times))
     if after["agreement"] is not None:
         cards.insert(0, ("agreement with float", f"{after['agreement']:.2f} %", f"{after['samples']:,} samples"))
     if after["top1"] is not None:
@@ -118,33 +118,32 @@ def _curve(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
 
 
 def _layers(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
-    whole = numbers["loss"]["whole"]
     worst = worst_rows(numbers["layers"])
     if worst:
-        names = ("layer", "bits", "% of the loss", "SQNR, dB", "alone, dB", "to help it, type")
+        names = ("layer", "bits", "share, %", "SQNR, dB", "alone, dB", "to help it, type")
         rows = [
             (
-                _code(row["layer"]), row["bits"], f"{100 * row['restored'] / whole:.1f}", _number(row["sqnr_db"]),
+                _code(row["layer"]), row["bits"], f"{100 * row['loss_share']:.1f}", _number(row["sqnr_db"]),
                 _number(row["alone_db"]), _code(row["advice"]),
             )
             for row in worst
         ]  # fmt: skip
         hurt = _table(names, rows, {2, 3, 4})
     else:
-        hurt = "<p>No layer alone makes the loss worse.</p>"
-    columns = ("layer", "op", "bits", "weights", "bytes", "SQNR, dB", "alone, dB", "% of the loss")
+        hurt = "<p>No layer alone costs anything that could be measured.</p>"
+    columns = ("layer", "op", "bits", "weights", "bytes", "SQNR, dB", "alone, dB", "share, %")
     rows_all = [
         (
             _code(row["layer"]), row["op"], row["bits"], f"{row['parameters']:,}", f"{row['bytes']:,}",
             _number(row["sqnr_db"]), _number(row["alone_db"]),
-            "-" if row["restored"] is None else f"{100 * row['restored'] / max(whole, 1e-30):.1f}",
+            "-" if row["loss_share"] is None else f"{100 * row['loss_share']:.1f}",
         )
         for row in numbers["layers"]
     ]  # fmt: skip
     return (
         f"<p>On {numbers['loss']['samples']} calibration samples, after the bias and before the activation. A layer's "
-        "share is how much of the softened loss goes away when it alone is float again; shares need not add up, and one "
-        "below zero means that later layers make up for it.</p>"
+        "share: the float model's softened loss with this layer alone as it is in the file, of the sum of these over "
+        "all layers.</p>"
         + _figure(pictures, "sqnr")
         + _figure(pictures, "hurting")
         + hurt

@@ -1,4 +1,4 @@
-"""Where a quantized model loses: noise of every layer, and the loss that goes away when one layer is float again."""
+"""Where a quantized model loses: the noise of every layer, and what each alone does to the float model's loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LayerDiagnosis:
     layer: str
     sqnr_db: float  # against the float model, with all the noise that comes from before
     alone_db: float  # its own noise: the layer fed with the float model's input
-    restored: float  # by how much the loss falls when this layer alone is float again
+    alone_loss: float  # of the float model with this layer alone as it is in the file
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,6 @@ class Diagnosis:
     samples: int
     loss: float
     layers: tuple[LayerDiagnosis, ...]
-
-    def worst(self, count: int) -> list[LayerDiagnosis]:
-        """The layers that hurt the most: the loss tells first, the layer's own noise where no loss does."""
-        return sorted(self.layers, key=lambda each: (-each.restored, each.alone_db))[:count]
 
 
 def diagnose(
@@ -58,8 +54,7 @@ def diagnose(
         probes.update(feed)
         done += samples_in(feed, data)
         progress("diagnose", min(done, len(data)), len(data))
-    whole = probes.loss.value
-    return Diagnosis(done, whole, tuple(probe.diagnosis(whole) for probe in probes.probes))
+    return Diagnosis(done, probes.loss.value, tuple(probe.diagnosis() for probe in probes.probes))
 
 
 class Pairs:
@@ -76,55 +71,50 @@ class Pairs:
 
 
 class _Probe:
-    """The layer quantized and fed by the float model; the layer float and fed by the quantized model, with its rest."""
+    """One layer as it is in the file, fed by the float model, and what of the float model comes after it."""
 
     def __init__(self, model: onnx.ModelProto, file: onnx.ModelProto, layer: Layer, pairs: Pairs) -> None:
         self.name, self.truth = layer.name, layer.summed
         self.output = pairs.quantized_of[layer.summed]
-        part, self.alone_reads = upstream(file, [self.output], pairs.float_of)
+        part, self.reads = upstream(file, [self.output], pairs.float_of)
         self.alone = Session(part)
-        part, self.restored_reads = upstream(model, [layer.summed], pairs.quantized_of)
-        self.restored = Session(part)
-        rest, self.fed = after(file, self.output)
+        rest, self.fed = after(model, layer.summed)
         self.rest = Session(rest) if rest is not None else None
-        heads = find_heads(model)
-        self.loss = ModelLoss(heads, temperature=TEMPERATURE)
+        self.loss = ModelLoss(find_heads(model), temperature=TEMPERATURE)
         self.signal = self.noise = self.own = 0.0
 
     def update(self, floats: Tensors, quantized: Tensors, pairs: Pairs) -> None:
         truth = floats[self.truth].astype(np.float64)
-        own = self.alone.run({name: floats[pairs.float_of[name]] for name in self.alone_reads})[self.output]
+        made = {self.truth: self.alone.run({name: floats[pairs.float_of[name]] for name in self.reads})[self.output]}
         self.signal += float((truth**2).sum())
         self.noise += float(((truth - quantized[self.output]) ** 2).sum())
-        self.own += float(((truth - own) ** 2).sum())
-        fed = {name: quantized[pairs.quantized_of[name]] for name in self.restored_reads}
-        made = {self.output: self.restored.run(fed)[self.truth]}
+        self.own += float(((truth - made[self.truth]) ** 2).sum())
         if self.rest is not None:
-            made |= self.rest.run({**made, **{name: quantized[name] for name in self.fed}})
-        # Outputs that do not depend on the layer are those of the whole quantized model.
-        self.loss.update(floats, quantized | made)
+            made |= self.rest.run({**made, **{name: floats[name] for name in self.fed}})
+        # Outputs that do not depend on the layer are the float model's own.
+        self.loss.update(floats, floats | made)
 
-    def diagnosis(self, whole: float) -> LayerDiagnosis:
+    def diagnosis(self) -> LayerDiagnosis:
         alone, together = (sqnr_db(self.signal, noise) for noise in (self.own, self.noise))
-        return LayerDiagnosis(self.name, together, alone, whole - self.loss.value)
+        return LayerDiagnosis(self.name, together, alone, self.loss.value)
 
 
 class _Probes:
     def __init__(self, model: Model, layers: Sequence[Layer], file: QuantizedFile) -> None:
-        proto = typed(file.proto)
-        self.pairs = Pairs(model.proto, proto)
+        proto, teacher = file.proto, typed(model.proto)
+        self.pairs = Pairs(teacher, proto)
         known = {layer.name for layer in file.layers}
         self.probes = [
-            _Probe(model.proto, proto, layer, self.pairs)
+            _Probe(teacher, proto, layer, self.pairs)
             for layer in layers
             if layer.name in known and layer.summed in self.pairs.quantized_of
         ]
-        self.loss = ModelLoss(find_heads(model.proto), temperature=TEMPERATURE)
-        wanted = [self.pairs.float_of[name] for probe in self.probes for name in probe.alone_reads]
-        self.float = _showing(model.proto, [*wanted, *(probe.truth for probe in self.probes)])
-        wanted = [self.pairs.quantized_of[name] for probe in self.probes for name in probe.restored_reads]
-        fed = [name for probe in self.probes for name in (probe.output, *probe.fed)]
-        self.quantized = _showing(proto, [*wanted, *fed])
+        self.loss = ModelLoss(find_heads(teacher), temperature=TEMPERATURE)
+        wanted = [self.pairs.float_of[name] for probe in self.probes for name in probe.reads]
+        self.float = _showing(
+            teacher, [*wanted, *(name for probe in self.probes for name in (probe.truth, *probe.fed))]
+        )
+        self.quantized = _showing(proto, [probe.output for probe in self.probes])
 
     def update(self, feed: Tensors) -> None:
         floats, quantized = ({**feed, **session.run(feed)} for session in (self.float, self.quantized))
