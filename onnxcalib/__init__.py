@@ -7,6 +7,7 @@ from onnxcalib.errors import DataError, ModelError, OnnxcalibError, OutputError,
 from onnxcalib.model.io import write_model
 from onnxcalib.pipeline import Result, evaluate, inspect, quantize
 from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, read_recipe, write_recipe
+from onnxcalib.report.write import write_report
 from onnxcalib.stages.evaluate import Evaluation
 
 __version__ = "0.1.0"
@@ -14,5 +15,5 @@ __version__ = "0.1.0"
 __all__ = [
     "DataError", "Evaluation", "ModelError", "OnnxcalibError", "OutputError", "Pipeline", "Precision", "Preprocess",
     "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError", "evaluate", "inspect", "quantize",
-    "read_recipe", "write_model", "write_recipe",
+    "read_recipe", "write_model", "write_recipe", "write_report",
 ]  # fmt: skip

@@ -8,10 +8,12 @@ import click
 
 from onnxcalib import __version__
 from onnxcalib.cli.allocate import allocate
+from onnxcalib.cli.compare import compare
 from onnxcalib.cli.curve import curve
 from onnxcalib.cli.demo import demo
 from onnxcalib.cli.doctor import doctor
 from onnxcalib.cli.evaluate import evaluate
+from onnxcalib.cli.explain import explain
 from onnxcalib.cli.inspect import inspect
 from onnxcalib.cli.quantize import quantize
 from onnxcalib.cli.sensitivity import sensitivity
@@ -32,7 +34,7 @@ def cli() -> None:
     """
 
 
-for command in (inspect, quantize, evaluate, sensitivity, allocate, curve, demo, doctor):
+for command in (inspect, quantize, evaluate, explain, compare, sensitivity, allocate, curve, demo, doctor):
     cli.add_command(command)
 
 

@@ -15,10 +15,12 @@ from onnx import numpy_helper
 from onnxcalib.model.constants import LAYOUT_OPS, fold_constants
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.layers import LAYER_OPS, FloatNode, other_float_nodes, why_float
+from onnxcalib.model.placement import ABSORBED_OPS, SAME_GRID_OPS
 from onnxcalib.model.prepare import name_nodes
 from onnxcalib.model.storage import UNPACKING_OPS
 from onnxcalib.numerics.grid import Grid
 
+_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 LEFT_OUT = "it could be quantized, but was left out: by --exclude or --include, or by the tool that wrote the file"
 
 
@@ -189,7 +191,7 @@ def bytes_by_kind(model: onnx.ModelProto) -> dict[str, int]:
                 kind = "integer biases" if tensor.data_type == onnx.TensorProto.INT32 else "weight codes"
                 kinds.setdefault(tensor.name, kind)
     for node in model.graph.node:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        if node.op_type in _QUANTIZERS:
             kinds |= {name: "scales and zero points" for name in node.input[1:] if name not in kinds}
     totals = dict.fromkeys(("weight codes", "integer biases", "scales and zero points", "float constants", "other"), 0)
     for tensor in model.graph.initializer:
@@ -204,7 +206,23 @@ def float_constants(model: onnx.ModelProto, count: int = 5) -> list[tuple[str, i
     found = []
     for tensor in model.graph.initializer:
         readers = index.readers.get(tensor.name, [])
-        quantizers = all(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in readers)
+        quantizers = all(node.op_type in _QUANTIZERS for node in readers)
         if tensor.data_type == onnx.TensorProto.FLOAT and readers and not quantizers:
             found.append((tensor.name, tensor_bytes(tensor), readers[0].name or readers[0].op_type))
     return sorted(found, key=lambda entry: -entry[1])[:count]
+
+
+def float_ops(file: QuantizedFile) -> dict[str, list[str]]:
+    """Nodes beside layers that compute with unquantized values, by op; what a quantizer absorbs is left out."""
+    index = GraphIndex(file.proto.graph)
+    found: dict[str, list[str]] = {}
+    for node in file.proto.graph.node:
+        makers = [index.producers.get(name) for name in node.input]
+        if node.op_type in (*LAYER_OPS, *_QUANTIZERS) or not any(makers):
+            continue
+        integer = any(maker is not None and maker.op_type in _QUANTIZERS for maker in makers)
+        readers = index.readers.get(node.output[0], [])
+        absorbed = node.op_type in ABSORBED_OPS and all(reader.op_type == "QuantizeLinear" for reader in readers)
+        if not integer and not absorbed and node.op_type not in SAME_GRID_OPS:
+            found.setdefault(node.op_type, []).append(node.name)
+    return found

@@ -26,6 +26,12 @@ def advice(row: Mapping[str, Any], recipe: Recipe, size: float) -> str:
     return f"--pipeline {pipeline} --bits {recipe.bits[0]},{BASE} --compression {room} {pin(name, BASE)}"
 
 
+def without_recipe(row: Mapping[str, Any]) -> str:
+    """The same where nobody knows how the file was made."""
+    narrow = min(row["weight_bits"], row["activation_bits"]) < MAX_BITS
+    return f"{pin(row['layer'], BASE)} with {BASE} among --bits" if narrow else exclude(row["layer"])
+
+
 def pin(layer: str, precision: Precision) -> str:
     """The option that fixes one layer's bits."""
     return f"--pin {shlex.quote(f'{glob.escape(layer)}={precision}')}"

@@ -47,10 +47,10 @@ def bits(numbers: Numbers) -> Drawing | None:
     drawn, (top, bottom) = drawing("bits", "Bits of every layer, from input to output", 3.9, 2, sharex=True)
     for axes, key, what in ((top, "weight_bits", "weights"), (bottom, "activation_bits", "activations")):
         highest = max(8, *(row[key] for row in rows))
-        for place, row in enumerate(rows):
-            width = row[key]
-            colour = BIT_COLOURS.get(width, MUTED)
-            (bar,) = axes.bar([place], [width], width=0.86 if len(rows) <= FEW else 1.0, color=colour)
+        colours = [BIT_COLOURS.get(row[key], MUTED) for row in rows]
+        wide = 0.86 if len(rows) <= FEW else 1.0
+        bars = axes.bar(range(len(rows)), [row[key] for row in rows], width=wide, color=colours)
+        for bar, row in zip(bars, rows, strict=True):
             drawn.tip(bar, f"{row['layer']}: {row['bits']}, {row['bytes']:,} bytes of weights")
         axes.set_ylabel(f"bits of {what}")
         axes.set_ylim(0, highest + 0.4)
@@ -128,11 +128,13 @@ def noise(numbers: Numbers) -> Drawing | None:
     )
     for key, label, colour, marker in series:
         known = [(place, row) for place, row in enumerate(rows) if row[key] is not None]
-        axes.plot([place for place, _ in known], [row[key] for _, row in known], "-", color=colour, lw=1.1, alpha=0.6)
+        if key == "sqnr_db" or not many:  # many layers' own noise, joined, would hide the other
+            line = [row[key] for _, row in known]
+            axes.plot([place for place, _ in known], line, "-", color=colour, lw=1.1, alpha=0.6)
         for place, row in known:
             (dot,) = axes.plot([place], [row[key]], marker, color=colour, ms=2.5 if many else 4.5)
             drawn.tip(dot, f"{row['layer']} ({row['bits']}): {row[key]:.1f} dB, {label}")
-        axes.plot([], [], f"{marker}-", color=colour, label=label)
+        axes.plot([], [], marker, color=colour, label=label)
     axes.set_ylabel("SQNR, dB")
     axes.grid(axis="y")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)

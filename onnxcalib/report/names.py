@@ -21,6 +21,9 @@ def short(name: str) -> str:
         if not after.startswith((f"{part}.", f"{part}_"))
     ]
     text = "/".join(telling)
+    while len(text) > LONGEST and len(telling) > 1:
+        telling = telling[1:]
+        text = "…/" + "/".join(telling)
     return text if len(text) <= LONGEST else f"…{text[1 - LONGEST :]}"
 
 

@@ -111,10 +111,8 @@ class _Probes:
         ]
         self.loss = ModelLoss(find_heads(teacher), temperature=TEMPERATURE)
         wanted = [self.pairs.float_of[name] for probe in self.probes for name in probe.reads]
-        self.float = _showing(
-            teacher, [*wanted, *(name for probe in self.probes for name in (probe.truth, *probe.fed))]
-        )
-        self.quantized = _showing(proto, [probe.output for probe in self.probes])
+        self.float = showing(teacher, [*wanted, *(name for probe in self.probes for name in (probe.truth, *probe.fed))])
+        self.quantized = showing(proto, [probe.output for probe in self.probes])
 
     def update(self, feed: Tensors) -> None:
         floats, quantized = ({**feed, **session.run(feed)} for session in (self.float, self.quantized))
@@ -123,7 +121,7 @@ class _Probes:
             probe.update(floats, quantized, self.pairs)
 
 
-def _showing(model: onnx.ModelProto, names: Collection[str]) -> Session:
+def showing(model: onnx.ModelProto, names: Collection[str]) -> Session:
     """The model with inner tensors among its outputs."""
     inputs = {value.name for value in model.graph.input}
     outputs = [value.name for value in model.graph.output]
