@@ -21,7 +21,7 @@ from onnxcalib.report.story import find_story
 @click.option("--report", type=FILE, help="The report's .json (default: one beside OUTPUT that tells of it).")
 @click.option("--model", type=FILE, help="The float model, to measure layers where there is no report.")
 @click.option("-d", "--data", type=FILE, help="Data to measure layers on.")
-@click.option("--question", type=click.Choice(list(Question)), help="Ask one question only.")
+@click.option("--question", type=click.Choice([str(each) for each in Question]), help="Ask one question only.")
 @image_options
 @with_runtime
 def explain(

@@ -174,7 +174,7 @@ def _bits(facts: Facts) -> list[str]:
     return [
         "Estimated, for one more bit leaves a quarter of the noise:",
         *(
-            f"{row['layer']} ({row['bits']}): {0.75 * row['alone_loss']:.3g} less loss for {row['parameters'] // 8:,} bytes."
+            f"{row['layer']}: loss {0.75 * row['alone_loss']:.3g} less, {row['parameters'] // 8:,} bytes more"
             for row in rows
         ),
     ]

@@ -86,7 +86,8 @@ def finish(drawn: Drawing) -> Picture:
     with plt.rc_context({**STYLE, "svg.hashsalt": drawn.name}):
         text, image = io.StringIO(), io.BytesIO()
         drawn.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-        drawn.figure.savefig(image, format="png", dpi=150)
+        drawn.figure.set_layout_engine("none")  # laid out by now; once more would take as long again
+        drawn.figure.savefig(image, format="png", dpi=120)
         plt.close(drawn.figure)
     svg = _with_tips(text.getvalue(), drawn.tips)
     return Picture(drawn.name, drawn.caption, _inlined(svg, drawn.name, drawn.caption), svg, image.getvalue())

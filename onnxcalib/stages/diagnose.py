@@ -76,7 +76,9 @@ class _Probe:
     def __init__(self, model: onnx.ModelProto, file: onnx.ModelProto, layer: Layer, pairs: Pairs) -> None:
         self.name, self.truth = layer.name, layer.summed
         self.output = pairs.quantized_of[layer.summed]
-        part, self.reads = upstream(file, [self.output], pairs.float_of)
+        # What lies between a MatMul and its bias is inside the layer.
+        outside = set(pairs.float_of) - {pairs.quantized_of.get(layer.output)}
+        part, self.reads = upstream(file, [self.output], outside)
         self.alone = Session(part)
         rest, self.fed = after(model, layer.summed)
         self.rest = Session(rest) if rest is not None else None
