@@ -186,6 +186,7 @@ def _histogram(axes: Any, spread: Numbers, title: str) -> None:
     for bound in (spread["grid_low"], spread["grid_high"]):
         axes.axvline(bound, color=SECOND, lw=1.2, ls="--")
     axes.set_yscale("log")
+    axes.minorticks_off()
     axes.set_title(title, fontsize=8)
     axes.tick_params(labelsize=7)
 

@@ -87,8 +87,10 @@ def float_rows(result: Result) -> list[Numbers]:
 
 def outcome(rows: Sequence[Evaluation], source: str, own: bool) -> Numbers:
     """Float and quantized, measured on the same samples; own: those that calibrated the model."""
-    named = zip(("float", "quantized"), rows, strict=True)
-    return {"data": source, "calibrated_on_it": own, **{name: evaluation(row) for name, row in named}}
+    before, after = (evaluation(row) for row in rows)
+    for each in (before, after):  # relative to the time that is shown beside it
+        each["latency_ratio"] = each["latency_ms"] / before["latency_ms"]
+    return {"data": source, "calibrated_on_it": own, "float": before, "quantized": after}
 
 
 def evaluation(row: Evaluation) -> Numbers:
@@ -159,22 +161,12 @@ def _words(value: Any) -> str:
     return " and ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def repeat(recipe: Recipe, model: Path, output: Path, calibration: Dataset) -> Numbers:
+def repeat(recipe: Recipe, model: Path, output: Path, calibration: Dataset, shown: str) -> Numbers:
     """All that another person needs to make the same file."""
     from onnxcalib import __version__
 
     runtime = find_runtime()
-    words = [
-        "onnxcalib",
-        "quantize",
-        model.name,
-        "-c",
-        calibration.source,
-        "--recipe",
-        "recipe.toml",
-        "-o",
-        output.name,
-    ]
+    words = ["onnxcalib", "quantize", shown, "-c", calibration.source, "--recipe", "recipe.toml", "-o", output.name]
     return {
         "recipe": write_recipe(recipe),
         "command": shlex.join(words),

@@ -19,7 +19,7 @@ body { margin: 0 auto; max-width: 60rem; padding: 2rem 1.25rem 4rem; background:
 h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
 p { margin: .4rem 0; } .muted, figcaption { color: var(--muted); } figcaption { font-size: .875rem; }
 code, pre { font: .85em/1.5 ui-monospace, monospace; }
-pre { background: var(--card); padding: .75rem 1rem; overflow-x: auto; }
+pre { background: var(--card); padding: .75rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 td code { overflow-wrap: anywhere; }
 figure { margin: 1rem 0; } svg { width: 100%; height: auto; display: block; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; }

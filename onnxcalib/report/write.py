@@ -67,7 +67,8 @@ def write_report(
         specs = input_specs(load(source))
         own = open_data(calibration, specs, preprocess)
         other = None if test is None else open_data(test, specs, preprocess)
-        found = _gather(_Run(result, source, output, own), other, progress)
+        shown = source.name if isinstance(model, onnx.ModelProto) else str(model)
+        found = _gather(_Run(result, source, output, own, shown), other, progress)
     publish(found, path)
     return found
 
@@ -91,6 +92,7 @@ class _Run:
     model: Path
     output: Path
     calibration: Dataset
+    shown: str  # the model as the user knows it
 
 
 def _gather(run: _Run, test: Dataset | None, progress: Progress) -> Numbers:
@@ -114,7 +116,7 @@ def _gather(run: _Run, test: Dataset | None, progress: Progress) -> Numbers:
         "stages": collect.stage_rows(result),
         "histograms": collect.spread_rows(spreads(prepared, worst, file, data)) if worst else [],
         "bytes": collect.byte_rows(run.output),
-        "repeat": collect.repeat(result.recipe, run.model, run.output, data),
+        "repeat": collect.repeat(result.recipe, run.model, run.output, data, run.shown),
     }
 
 
