@@ -163,7 +163,9 @@ def _bits_for(codes: npt.NDArray[Any], signed: bool) -> int:
 
 def _stored_bytes(index: GraphIndex, node: onnx.NodeProto) -> int:
     """The largest constant behind a DequantizeLinear: codes or planes, not what unpacks them."""
-    return max((tensor_bytes(tensor) for tensor in _behind(index, node.input[0])), default=0)
+    wide = (onnx.TensorProto.INT64, onnx.TensorProto.FLOAT)
+    behind = _behind(index, node.input[0])
+    return max((tensor_bytes(tensor) for tensor in behind if tensor.data_type not in wide), default=0)
 
 
 def _behind(index: GraphIndex, name: str) -> Iterator[onnx.TensorProto]:

@@ -73,7 +73,9 @@ class Pairs:
 class _Probe:
     """One layer as it is in the file, fed by the float model, and what of the float model comes after it."""
 
-    def __init__(self, model: onnx.ModelProto, file: onnx.ModelProto, layer: Layer, pairs: Pairs) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, file: onnx.ModelProto, layer: Layer, pairs: Pairs, loss: ModelLoss
+    ) -> None:
         self.name, self.truth = layer.name, layer.summed
         self.output = pairs.quantized_of[layer.summed]
         # What lies between a MatMul and its bias is inside the layer.
@@ -82,7 +84,7 @@ class _Probe:
         self.alone = Session(part)
         rest, self.fed = after(model, layer.summed)
         self.rest = Session(rest) if rest is not None else None
-        self.loss = ModelLoss(find_heads(model), temperature=TEMPERATURE)
+        self.loss = loss
         self.signal = self.noise = self.own = 0.0
 
     def update(self, floats: Tensors, quantized: Tensors, pairs: Pairs) -> None:
@@ -105,13 +107,13 @@ class _Probes:
     def __init__(self, model: Model, layers: Sequence[Layer], file: QuantizedFile) -> None:
         proto, teacher = file.proto, typed(model.proto)
         self.pairs = Pairs(teacher, proto)
-        known = {layer.name for layer in file.layers}
+        known, heads = {layer.name for layer in file.layers}, find_heads(teacher)
         self.probes = [
-            _Probe(teacher, proto, layer, self.pairs)
+            _Probe(teacher, proto, layer, self.pairs, ModelLoss(heads, temperature=TEMPERATURE))
             for layer in layers
             if layer.name in known and layer.summed in self.pairs.quantized_of
         ]
-        self.loss = ModelLoss(find_heads(teacher), temperature=TEMPERATURE)
+        self.loss = ModelLoss(heads, temperature=TEMPERATURE)
         wanted = [self.pairs.float_of[name] for probe in self.probes for name in probe.reads]
         self.float = showing(teacher, [*wanted, *(name for probe in self.probes for name in (probe.truth, *probe.fed))])
         self.quantized = showing(proto, [probe.output for probe in self.probes])
