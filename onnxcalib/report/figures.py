@@ -49,7 +49,9 @@ def bits(numbers: Numbers) -> Drawing | None:
         highest = max(8, *(row[key] for row in rows))
         colours = [BIT_COLOURS.get(row[key], MUTED) for row in rows]
         wide = 0.86 if len(rows) <= FEW else 1.0
-        bars = axes.bar(range(len(rows)), [row[key] for row in rows], width=wide, color=colours)
+        bars = axes.bar(
+            range(len(rows)), [row[key] for row in rows], width=wide, color=colours, edgecolor=colours, lw=0.3
+        )
         for bar, row in zip(bars, rows, strict=True):
             drawn.tip(bar, f"{row['layer']}: {row['bits']}, {row['bytes']:,} bytes of weights")
         axes.set_ylabel(f"bits of {what}")

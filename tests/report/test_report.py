@@ -6,6 +6,7 @@ import hashlib
 import html.parser
 import json
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +16,19 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import onnx
 import pytest
+from command_line import call
 
 from models import conv_net, feed_for, run
 from onnxcalib import OutputError, Pipeline, RangeMethod, Recipe, quantize, write_report
 from onnxcalib.job import read_prepared
 from onnxcalib.model.extract import with_outputs
+from onnxcalib.model.io import constant_bytes
+from onnxcalib.model.quantized import read_quantized
 from onnxcalib.recipe import parse_bits, read_recipe
 from onnxcalib.report import plots
+from onnxcalib.report.advice import advice
 from onnxcalib.report.names import LONGEST, MOST, label_layers, short
+from onnxcalib.report.numbers import layer_rows
 from onnxcalib.report.write import check_report, publish
 from onnxcalib.targets import find_target
 
@@ -205,6 +211,24 @@ def test_a_plain_run_says_what_it_has_no_figure_for(tmp_path: Path) -> None:
     assert "--exclude" in page.text
     assert "These samples calibrated the model" in page.text
     assert numbers["outcome"]["quantized"]["top1"] is None
+
+
+def test_what_to_type_after_a_run_at_one_precision_works(tmp_path: Path) -> None:
+    model = conv_net()
+    data = feed_for(model, 16)
+    onnx.save(model, tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", **data)
+    result = quantize(model, data, Recipe(bits=parse_bits("w4a4"), ranges=RangeMethod.MINMAX))
+    prepared = read_prepared(model, find_target("ort")).proto
+    rows = layer_rows(read_quantized(result.model), result.layers, None)
+    typed = advice(rows[2], result.recipe, constant_bytes(result.model) / constant_bytes(prepared))
+    done = call(
+        "quantize", tmp_path / "model.onnx", "-c", tmp_path / "data.npz", "-o", tmp_path / "out.onnx",
+        *shlex.split(typed), "--ranges", "minmax",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    bits = {layer.name: layer.bits for layer in read_quantized(onnx.load(tmp_path / "out.onnx")).layers}
+    assert bits["project"] == "w8a8"
 
 
 def test_three_hundred_layers_thin_their_labels_out(mixed: Path, tmp_path: Path) -> None:
