@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -10,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from command_line import call, said_by
+from command_line import said_by
 
 from models import conv_net, feed_for, run
+from onnxcalib.cli.main import cli
 
 MIX = ("--pipeline", "light", "--bits", "w4a4,w8a8", "--ranges", "minmax", "--compression", "0.55")
 
@@ -26,13 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(where / "data.npz", **feed_for(model, 32))
     test = feed_for(model, 24, seed=1)
     np.savez(where / "test.npz", **test, labels=run(model, test)["y"].argmax(axis=1))
-    start = ("quantize", where / "model.onnx", "-c", where / "data.npz")
-    done = call(
-        *start, "-o", where / "mixed.onnx", *MIX, "--report", where / "run.html", "--test-data", where / "test.npz"
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"report: {where / 'run.html'}" in done.stderr
-    assert call(*start, "-o", where / "plain.onnx", "--ranges", "minmax").returncode == 0
+    start = ["quantize", str(where / "model.onnx"), "-c", str(where / "data.npz"), "-o"]
+    report = ["--report", str(where / "run.html"), "--test-data", str(where / "test.npz")]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        cli.main([*start, str(where / "mixed.onnx"), *MIX, *report], standalone_mode=False)
+        cli.main([*start, str(where / "plain.onnx"), "--ranges", "minmax"], standalone_mode=False)
+    assert f"report: {where / 'run.html'}" in said.getvalue()
     return where
 
 
