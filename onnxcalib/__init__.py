@@ -17,6 +17,7 @@ from onnxcalib.recipe import (
     write_recipe,
     write_settings,
 )
+from onnxcalib.report.write import write_report
 from onnxcalib.stages.evaluate import Evaluation
 
 __version__ = "0.1.0"
@@ -24,5 +25,6 @@ __version__ = "0.1.0"
 __all__ = [
     "DataError", "Evaluation", "ModelError", "OnnxcalibError", "OutputError", "Pipeline", "Precision", "Preprocess",
     "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError", "Settings", "evaluate", "inspect",
-    "quantize", "read_recipe", "read_settings", "write_model", "write_recipe", "write_settings",
+    "quantize", "read_recipe", "read_settings", "write_model", "write_recipe",
+    "write_report", "write_settings",
 ]  # fmt: skip

@@ -77,6 +77,7 @@ class Result:
     trained: Trained | None = None
     joint: NetworkTuned | None = None
     biases: NetworkTuned | None = None
+    output: Path | None = None  # the file that it was written to
 
     @property
     def optimizer(self) -> LayerOptimizer:
@@ -106,9 +107,10 @@ def quantize(
         check_writable(Path(output))
     started = start(model, calibration, recipe, preprocess, progress, workers)
     result = _joined(started, [_run(job) for job in started.jobs])
-    if output is not None:
-        result.save(output)
-    return result
+    if output is None:
+        return result
+    result.save(output)
+    return replace(result, output=Path(output))
 
 
 def _run(job: Job) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from onnxcalib.errors import ModelError, OutputError
 from onnxcalib.pipeline import evaluate, quantize
 from onnxcalib.recipe import Pipeline, Precision, Recipe, parse_bits
 from onnxcalib.report.tables import evaluation_table
+from onnxcalib.report.write import write_report
 
 MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz"
 RECIPES = {
@@ -37,14 +39,19 @@ def demo(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"output folder {out} cannot be made: {error.strerror}.", "Choose another.") from error
+    report = out / "report.html" if importlib.util.find_spec("matplotlib") else None
     written: list[str | Path] = [folder / MODEL]
     with progress_bar() as progress:
         for name, recipe in RECIPES.items():
             path = out / f"{name}.onnx"
-            quantize(folder / MODEL, folder / CALIBRATION, recipe, output=path, progress=progress)
+            result = quantize(folder / MODEL, folder / CALIBRATION, recipe, output=path, progress=progress)
             written.append(path)
+        # Of the last, which has everything that a report can show.
+        if report is not None:
+            write_report(result, folder / MODEL, folder / CALIBRATION, report, test=folder / TEST, progress=progress)
         rows = evaluate(written, folder / TEST, folder / MODEL, progress=progress)
     console().print(evaluation_table(rows))
+    console().print(f"report: {report or 'none without matplotlib; type pip install onnxcalib[report]'}", markup=False)
 
 
 def find_models() -> Path:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 
 import click
 
 from onnxcalib import __version__
-from onnxcalib.engine.runtime import find_runtime
+from onnxcalib.engine.runtime import find_runtime, version_of
 
 PACKAGES = ("onnx", "numpy", "onnx-graphsurgeon", "highspy", "click", "rich", "pillow")
 
@@ -23,15 +22,8 @@ def doctor() -> None:
     click.echo(f"onnxcalib {__version__}")
     click.echo(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
     for name in PACKAGES:
-        click.echo(f"{name} {_version(name)}")
+        click.echo(f"{name} {version_of(name)}")
     runtime = find_runtime()
     click.echo(f"runtime {', '.join(runtime.packages) or 'onnxruntime'} {runtime.version}")
     through = "through ONNX Runtime training" if runtime.gradients else "not through this runtime"
     click.echo(f"gradients {'available' if runtime.gradients else 'not available'}, {through}")
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

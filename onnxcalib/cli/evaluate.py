@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import click
 
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
 from onnxcalib.pipeline import evaluate as evaluate_models
+from onnxcalib.report.numbers import evaluation
 from onnxcalib.report.tables import evaluation_table
-from onnxcalib.stages.evaluate import Evaluation
 
 
 @click.command()
@@ -32,12 +30,6 @@ def evaluate(models: tuple[Path, ...], data: Path, reference: Path | None, as_js
     with progress_bar() as progress:
         rows = evaluate_models(list(models), data, reference, preprocess=preprocess_from(options), progress=progress)
     if as_json:
-        click.echo(json.dumps([_plain(row) for row in rows], indent=1))
+        click.echo(json.dumps([evaluation(row) for row in rows], indent=1))
     else:
         console().print(evaluation_table(rows))
-
-
-def _plain(row: Evaluation) -> dict[str, Any]:
-    """JSON has no infinity."""
-    values = dataclasses.asdict(row)
-    return {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in values.items()}

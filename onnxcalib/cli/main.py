@@ -9,11 +9,13 @@ import click
 from onnxcalib import __version__
 from onnxcalib.cli.allocate import allocate
 from onnxcalib.cli.check import check
+from onnxcalib.cli.compare import compare
 from onnxcalib.cli.completion import PROGRAM, completion
 from onnxcalib.cli.curve import curve
 from onnxcalib.cli.demo import demo
 from onnxcalib.cli.doctor import doctor
 from onnxcalib.cli.evaluate import evaluate
+from onnxcalib.cli.explain import explain
 from onnxcalib.cli.inspect import inspect
 from onnxcalib.cli.quantize import quantize
 from onnxcalib.cli.recipe import recipe
@@ -40,6 +42,8 @@ for command in (
     inspect,
     quantize,
     evaluate,
+    explain,
+    compare,
     sensitivity,
     allocate,
     curve,

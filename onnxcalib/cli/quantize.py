@@ -13,6 +13,7 @@ from onnxcalib.errors import RecipeError
 from onnxcalib.model.io import file_bytes
 from onnxcalib.pipeline import quantize as quantize_model
 from onnxcalib.report.tables import story, summary
+from onnxcalib.report.write import check_report, write_report
 
 
 @click.command()
@@ -30,9 +31,12 @@ def quantize(model: Path, recipe: str | None, **options: Any) -> None:
     onnxcalib quantize model.onnx -c calibration.npz --pipeline advanced --bits w4a4 --edge-bits 8 -o small.onnx
     onnxcalib quantize model.onnx -c calibration.npz --recipe best --bits w4a8 -o small.onnx
     onnxcalib quantize model.onnx --recipe recipe.toml
+    onnxcalib quantize model.onnx -c calibration.npz -o small.onnx --report small.html --test-data test.npz
     """
     settings = settings_from(options, recipe)
     calibration, output = _needed("calibration", settings.calibration), _needed("output", settings.output)
+    if settings.report is not None:
+        check_report(settings.report)
     with progress_bar() as progress:
         result = quantize_model(
             model,
@@ -43,9 +47,14 @@ def quantize(model: Path, recipe: str | None, **options: Any) -> None:
             progress=progress,
             workers=settings.workers,
         )
+        if settings.report is not None:
+            test, pixels = settings.test_data, settings.preprocess
+            write_report(result, model, calibration, settings.report, test=test, preprocess=pixels, progress=progress)
     screen = console(stderr=True)
     for line in story(result):
         screen.print(line)
+    if settings.report is not None:
+        screen.print(f"report: {settings.report}")
     screen.print(f"{output}: {summary(result.plan, file_bytes(model), file_bytes(output))}")
 
 

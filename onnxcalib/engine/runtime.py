@@ -63,3 +63,11 @@ def find_runtime() -> Runtime:
 def check_runtime() -> None:
     """Fails where there is no runtime; looks once, for it takes longer than opening a small session."""
     find_runtime()
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, for people."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
 
 # Cheap shape and layout ops that exporters leave between an initialiser and the layer that reads it.
-_FOLDABLE = {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten"}
+LAYOUT_OPS = ("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten")
 
 
 def constants_to_initializers(graph: onnx.GraphProto) -> None:
@@ -43,8 +44,8 @@ def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
-def fold_constants(model: onnx.ModelProto) -> None:
-    """Computes layout ops on initialisers, so that a layer reads its weight directly."""
+def fold_constants(model: onnx.ModelProto, ops: Collection[str] = LAYOUT_OPS) -> None:
+    """Computes such ops on initialisers, so that a layer reads its weight directly."""
     graph = model.graph
     values: dict[str, np.ndarray[Any, Any]] = {}
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -53,7 +54,7 @@ def fold_constants(model: onnx.ModelProto) -> None:
     for node in graph.node:
         inputs = [name for name in node.input if name]
         known = bool(inputs) and all(name in stored or name in values for name in inputs)
-        if node.op_type in _FOLDABLE and not node.domain and known and not outputs & set(node.output):
+        if node.op_type in ops and not node.domain and known and not outputs & set(node.output):
             feeds = {name: values[name] if name in values else numpy_helper.to_array(stored[name]) for name in inputs}
             results: Any = ReferenceEvaluator(node, opsets={"": model.opset_import[0].version}).run(None, feeds)
             values |= {name: np.asarray(result) for name, result in zip(node.output, results, strict=True) if name}

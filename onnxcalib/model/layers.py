@@ -96,19 +96,19 @@ def find_layers(model: Model) -> LayerList:
     layers, floats = [], []
     for node in graph.node:
         if node.op_type in LAYER_OPS and not node.domain:
-            reason = _why_float(index, node)
+            reason = why_float(index, node)
             if reason is None:
                 layers.append(_layer(model, index, shapes, node))
             else:
                 floats.append(FloatNode(node.name, node.op_type, reason))
         else:
-            floats.extend(_float_nodes(index, node))
+            floats.extend(other_float_nodes(index, node))
     for layer in layers:
         _check_finite(index, layer, model.source)
     return LayerList(tuple(layers), tuple(floats))
 
 
-def _float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode]:
+def other_float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode]:
     """What else a person would ask about: recurrent ops, embeddings, lone batch norms, bodies of If and Loop."""
     if node.op_type in ("LSTM", "GRU", "RNN"):
         return [FloatNode(node.name, node.op_type, "recurrent ops are not quantized")]
@@ -127,7 +127,8 @@ def _float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode]:
     ]
 
 
-def _why_float(index: GraphIndex, node: onnx.NodeProto) -> str | None:
+def why_float(index: GraphIndex, node: onnx.NodeProto) -> str | None:
+    """Why a layer op cannot be quantized; None if it can."""
     weight = index.initializers.get(node.input[1])
     if weight is None:
         if node.op_type == "MatMul" and node.input[0] in index.initializers:

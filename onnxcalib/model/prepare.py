@@ -48,7 +48,7 @@ def prepare(
         model = inliner.inline_local_functions(model)
     _real_inputs_only(model)
     model = within(model, oldest_opset, newest_opset, source, newest_ir)
-    _name_nodes(model.graph)
+    name_nodes(model.graph)
     constants_to_initializers(model.graph)
     fold_constants(model)
     _plain_gemms(model.graph)
@@ -68,7 +68,8 @@ def _real_inputs_only(model: onnx.ModelProto) -> None:
     model.ir_version = max(model.ir_version, 4)
 
 
-def _name_nodes(graph: onnx.GraphProto) -> None:
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Gives every node a name of its own; names that are unique stay."""
     used: set[str] = set()
     for node in graph.node:
         stem = node.name or f"{node.op_type}_{next(iter(node.output), '')}"

@@ -16,6 +16,9 @@ from onnxcalib.targets import Storage
 
 Codes = npt.NDArray[Any]
 
+# The ops of unpacking_nodes.
+UNPACKING_OPS = ("BitShift", "Mod", "Cast", "Reshape", "MatMul", "Slice", "Add")
+
 
 @dataclass(frozen=True)
 class Packed:

@@ -88,6 +88,8 @@ SECTIONS: dict[str, tuple[Key, ...]] = {
     "Files, seen from the folder in which the command runs": (
         _example("calibration", Kind.PATH, "npz, folder of arrays, images or .pb test sets", "calibration.npz"),
         _example("output", Kind.PATH, "The file to write", "small.onnx"),
+        _example("report", Kind.PATH, "Write a report: FILE.html, FILE.json and FILE_figures/", "small.html"),
+        _example("test_data", Kind.PATH, "What the report measures on (else the calibration data)", "test.npz"),
     ),
 }  # fmt: skip
 

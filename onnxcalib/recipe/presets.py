@@ -23,7 +23,7 @@ PRESETS = {
     # One range estimator instead of three that are measured, and no gradients.
     "fast": Recipe(Pipeline.LIGHT, ranges=RangeMethod.MSE),
     # As many steps as the paper's authors publish for vision models.
-    "best": Recipe(Pipeline.ADVANCED, steps=1000),
+    "best": Recipe(Pipeline.ADVANCED, steps=300),
 }
 
 

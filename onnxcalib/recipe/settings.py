@@ -23,10 +23,14 @@ class Settings:
     recipe: Recipe
     calibration: Path | None = None
     output: Path | None = None
+    report: Path | None = None
+    test_data: Path | None = None
     workers: int | None = None
     preprocess: Preprocess | None = None
 
     def __post_init__(self) -> None:
+        if self.test_data is not None and self.report is None:
+            raise RecipeError("--test-data has no effect without --report.", "Add --report FILE.html.")
         if self.workers is None:
             return
         if self.workers < 1:
@@ -53,7 +57,7 @@ def preprocess_of(images: Mapping[str, Any]) -> Preprocess | None:
 def options_of(settings: Settings) -> dict[str, Any]:
     """All options that are set, by key."""
     own = {field.name: getattr(settings.recipe, field.name) for field in fields(Recipe)}
-    own |= {name: getattr(settings, name) for name in ("calibration", "output", "workers")}
+    own |= {name: getattr(settings, name) for name in ("calibration", "output", "report", "test_data", "workers")}
     options = {name: value for name, value in own.items() if value is not None}
     if settings.preprocess is not None:
         images = {field.name: getattr(settings.preprocess, field.name) for field in fields(Preprocess)}

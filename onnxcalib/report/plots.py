@@ -11,7 +11,7 @@ from onnxcalib.model.io import check_writable, replacing
 from onnxcalib.stages.curve import Point
 
 # Told apart by shape as well as by colour.
-_LOOKS = {
+LOOKS = {
     "integer program": ("#0b6e99", "o", "-"),
     "greedy-accuracy": ("#c4622d", "s", "--"),
     "greedy-compression": ("#7a7a7a", "^", ":"),
@@ -20,7 +20,7 @@ _LOOKS = {
 
 def check_plot(path: Path) -> None:
     """Fails now rather than after the measurements when the plot cannot be drawn or written."""
-    _pyplot()
+    pyplot()
     if path.suffix not in (".png", ".svg"):
         raise OutputError(f"plot {path} is neither .png nor .svg.", "Name a .png or .svg file.")
     check_writable(path)
@@ -29,9 +29,9 @@ def check_plot(path: Path) -> None:
 def plot_curve(points: Sequence[Point], loss: str, path: Path) -> None:
     """The compression-loss curve, measured where it was measured."""
     check_plot(path)
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for method, (colour, marker, line) in _LOOKS.items():
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for method, (colour, marker, line) in LOOKS.items():
         chosen = [point for point in points if point.method == method]
         losses = [point.estimated_loss if point.measured_loss is None else point.measured_loss for point in chosen]
         axes.plot([point.size for point in chosen], losses, line, color=colour, marker=marker, label=method, ms=5)
@@ -43,10 +43,11 @@ def plot_curve(points: Sequence[Point], loss: str, path: Path) -> None:
     axes.legend()
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=130, format=path.suffix[1:])
-    pyplot.close(figure)
+    plt.close(figure)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib without a screen, or what to type to get it."""
     try:
         import matplotlib as mpl
     except ImportError as error:

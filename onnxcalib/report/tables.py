@@ -13,6 +13,7 @@ from onnxcalib.pipeline import Result
 from onnxcalib.plan import QuantPlan
 from onnxcalib.stages.allocate import Allocation
 from onnxcalib.stages.batchnorm import Tuned
+from onnxcalib.stages.compare import LayerComparison
 from onnxcalib.stages.curve import Point
 from onnxcalib.stages.evaluate import Evaluation
 from onnxcalib.stages.network import NetworkTuned
@@ -143,6 +144,26 @@ def curve_table(points: Sequence[Point]) -> Table:
             _number(point.measured_loss, 6),
         )  # fmt: skip
     return shown
+
+
+def comparison_table(rows: Sequence[LayerComparison]) -> Table:
+    """Two files, a row a layer."""
+    shown = _table()
+    shown.add_column("layer", overflow="fold")
+    for column in ("bits A", "bits B"):
+        shown.add_column(column)
+    measured = any(row.sqnr_db is not None for row in rows)
+    for column in ("SQNR A, dB", "SQNR B, dB", "B - A, dB") if measured else ("SQNR of B against A, dB",):
+        shown.add_column(column, justify="right")
+    for row in rows:
+        shown.add_row(row.layer, *row.bits, *(_number(value, 1) for value in (*(row.sqnr_db or ()), row.difference_db)))
+    return shown
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _table(title: str | None = None) -> Table:

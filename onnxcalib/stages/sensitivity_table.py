@@ -154,7 +154,8 @@ def _text(path: Path) -> str:
         raise RecipeError(f"line {line}: the file is not UTF-8 text.") from error
 
 
-def _to_json(table: SensitivityTable) -> str:
+def as_dict(table: SensitivityTable) -> dict[str, Any]:
+    """The table as JSON holds it."""
     layers = [
         {
             "layer": row.layer,
@@ -173,7 +174,11 @@ def _to_json(table: SensitivityTable) -> str:
         "fixed": {name: float(value) for name, value in table.fixed.items()},
         "float_costs": {name: float(value) for name, value in table.float_costs.items()},
     }
-    return json.dumps({**head, "layers": layers}, indent=1, allow_nan=False) + "\n"
+    return {**head, "layers": layers}
+
+
+def _to_json(table: SensitivityTable) -> str:
+    return json.dumps(as_dict(table), indent=1, allow_nan=False) + "\n"
 
 
 def _named(values: Mapping[Precision, float]) -> dict[str, float]:

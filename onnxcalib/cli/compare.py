@@ -1,0 +1,49 @@
+"""onnxcalib compare."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
+from onnxcalib.errors import OutputError
+from onnxcalib.model.io import check_writable, replacing
+from onnxcalib.report.examine import compare as compare_files
+from onnxcalib.report.tables import comparison_table, evaluation_table
+from onnxcalib.stages.compare import csv_rows
+
+SHOWN = 20
+
+
+@click.command()
+@click.argument("first", type=FILE)
+@click.argument("second", type=FILE)
+@click.option("-d", "--data", required=True, type=FILE, help="Data with or without labels.")
+@click.option("--model", type=FILE, help="The float model that both were made from.")
+@click.option("--csv", "table", type=FILE, help="Write every layer to this file.")
+@image_options
+@with_runtime
+def compare(first: Path, second: Path, data: Path, model: Path | None, table: Path | None, **options: Any) -> None:
+    """Compare two quantized files layer by layer, worst difference first.
+
+    \b
+    onnxcalib compare a.onnx b.onnx -d test.npz --model float.onnx
+    onnxcalib compare a.onnx b.onnx -d test.npz --csv layers.csv
+    """
+    if table is not None:
+        if table.suffix != ".csv":
+            raise OutputError(f"the table {table} does not end in .csv.", "Name a .csv file.")
+        check_writable(table)
+    with progress_bar() as progress:
+        found = compare_files((first, second), data, model, preprocess=preprocess_from(options), progress=progress)
+    if table is not None:
+        with replacing(table) as temporary, temporary.open("w", newline="") as file:
+            csv.writer(file).writerows(csv_rows(found.layers))
+    screen = console()
+    screen.print(comparison_table(found.layers[:SHOWN]))
+    if len(found.layers) > SHOWN:
+        screen.print(f"{len(found.layers) - SHOWN} more layers differ less; --csv FILE has all.")
+    screen.print(evaluation_table(found.whole))

@@ -1,0 +1,230 @@
+"""What a QDQ file holds: its quantized layers with their grids, what stays float and why, and where its bytes go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from onnxcalib.model.constants import LAYOUT_OPS, fold_constants
+from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.layers import LAYER_OPS, FloatNode, other_float_nodes, why_float
+from onnxcalib.model.placement import ABSORBED_OPS, SAME_GRID_OPS
+from onnxcalib.model.prepare import name_nodes
+from onnxcalib.model.storage import UNPACKING_OPS
+from onnxcalib.numerics.grid import Grid
+
+_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
+LEFT_OUT = "it could be quantized, but was left out: by --exclude or --include, or by the tool that wrote the file"
+
+
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """A layer whose weight is stored as codes."""
+
+    name: str
+    op: str
+    codes: npt.NDArray[Any]
+    weight: Grid
+    input: Grid | None  # None: only the weight is quantized
+    bias: str | None  # the element type of the bias
+    stored: int  # bytes that the codes take in the file
+    depthwise: bool
+
+    @property
+    def bits(self) -> str:
+        """Weight and activation bits, such as w4a8."""
+        return f"w{self.weight.bits}a{'32' if self.input is None else self.input.bits}"
+
+
+@dataclass(frozen=True)
+class QuantizedFile:
+    """A QDQ model with its weights unpacked, and what was read from it."""
+
+    proto: onnx.ModelProto
+    layers: tuple[QuantizedLayer, ...]
+    floats: tuple[FloatNode, ...]
+
+
+def read_quantized(model: onnx.ModelProto) -> QuantizedFile:
+    """Reads any QDQ model; the one given is not changed."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model)
+    name_nodes(proto.graph)
+    whole = GraphIndex(proto.graph)
+    stored = {
+        node.output[0]: _stored_bytes(whole, node) for node in proto.graph.node if node.op_type == "DequantizeLinear"
+    }
+    fold_constants(proto, (*LAYOUT_OPS, *UNPACKING_OPS))
+    index = GraphIndex(proto.graph)
+    layers, floats = [], []
+    for node in proto.graph.node:
+        if node.op_type not in LAYER_OPS or node.domain:
+            floats.extend(other_float_nodes(index, node))
+            continue
+        weight = _weight_dequantizer(index, node)
+        if weight is None:
+            floats.append(FloatNode(node.name, node.op_type, why_float(index, node) or LEFT_OUT))
+        else:
+            layers.append(_layer(index, node, weight, stored.get(weight.output[0], 0)))
+    return QuantizedFile(proto, tuple(layers), tuple(floats))
+
+
+def _layer(index: GraphIndex, node: onnx.NodeProto, weight: onnx.NodeProto, stored: int) -> QuantizedLayer:
+    codes = index.constant(weight.input[0])
+    assert codes is not None
+    codes = codes.astype(np.int32)
+    shape = _weight_shape(index, node, codes)
+    bias = index.producers.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    plain = len(node.input) > 2 and node.input[2] in index.initializers
+    return QuantizedLayer(
+        name=node.name,
+        op=node.op_type,
+        codes=codes,
+        weight=_weight_grid(index, weight, codes),
+        input=_input_grid(index, node.input[0]),
+        bias="float" if plain else "int32" if bias is not None else None,
+        stored=stored,
+        depthwise=node.op_type == "Conv" and attributes(node).get("group", 1) > 1 and shape[1] == 1,
+    )
+
+
+def _weight_dequantizer(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The DequantizeLinear of a constant that makes the node's weight."""
+    maker: onnx.NodeProto | None = index.producers.get(node.input[1])
+    while maker is not None and maker.op_type in ("Reshape", "Transpose"):
+        maker = index.producers.get(maker.input[0])
+    if maker is None or maker.op_type != "DequantizeLinear" or maker.input[0] not in index.initializers:
+        return None
+    return maker
+
+
+def _weight_shape(index: GraphIndex, node: onnx.NodeProto, codes: npt.NDArray[Any]) -> tuple[int, ...]:
+    maker = index.producers[node.input[1]]
+    if maker.op_type == "Reshape":
+        target = index.constant(maker.input[1])
+        return codes.shape if target is None else tuple(int(size) for size in target)
+    return codes.shape
+
+
+def _weight_grid(index: GraphIndex, node: onnx.NodeProto, codes: npt.NDArray[Any]) -> Grid:
+    scale, zero, signed = _scale_and_zero(index, node)
+    bits = _bits_for(codes, signed)
+    low = -(2 ** (bits - 1)) if signed else 0
+    axis = attributes(node).get("axis", 1) if scale.ndim else None
+    return Grid(scale, zero, bits, signed, low, low + 2**bits - 1, axis)
+
+
+def _input_grid(index: GraphIndex, tensor: str) -> Grid | None:
+    """The narrowest of the quantizers in a row that a layer reads through."""
+    node = index.producers.get(tensor)
+    if node is None or node.op_type != "DequantizeLinear":
+        return None
+    scale, zero, signed = _scale_and_zero(index, node)
+    width = _width(index, node)
+    low = -(2 ** (width - 1)) if signed else 0
+    high = low + 2**width - 1
+    clip = index.producers.get(node.input[0])
+    if clip is not None and clip.op_type == "Clip":
+        bounds = [index.constant(name) for name in clip.input[1:3]]
+        low = low if bounds[0] is None else int(bounds[0])
+        high = high if bounds[1] is None else int(bounds[1])
+    return Grid(scale, zero, math.ceil(math.log2(high - low + 1)), signed, low, high)
+
+
+def _scale_and_zero(index: GraphIndex, node: onnx.NodeProto) -> tuple[npt.NDArray[Any], npt.NDArray[Any], bool]:
+    scale = np.asarray(index.constant(node.input[1]), np.float32)
+    zero = index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    if zero is None:
+        codes = index.initializers.get(node.input[0])
+        signed = codes is not None and "UINT" not in onnx.TensorProto.DataType.Name(codes.data_type)
+        return scale, np.zeros(scale.shape, np.int32), signed
+    return scale, zero.astype(np.int32), "uint" not in str(zero.dtype)
+
+
+def _width(index: GraphIndex, node: onnx.NodeProto) -> int:
+    zero = index.initializers.get(node.input[2]) if len(node.input) > 2 else None
+    name = onnx.TensorProto.DataType.Name(zero.data_type) if zero is not None else "UINT8"
+    return int("".join(letter for letter in name if letter.isdigit()) or 8)
+
+
+def _bits_for(codes: npt.NDArray[Any], signed: bool) -> int:
+    """The fewest bits that hold all codes; a container says less than its contents."""
+    low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
+    largest = max(high, -low - 1) if signed else high
+    return max(largest.bit_length() + signed, 2)
+
+
+def _stored_bytes(index: GraphIndex, node: onnx.NodeProto) -> int:
+    """The largest constant behind a DequantizeLinear: codes or planes, not what unpacks them."""
+    wide = (onnx.TensorProto.INT64, onnx.TensorProto.FLOAT)
+    behind = _behind(index, node.input[0])
+    return max((tensor_bytes(tensor) for tensor in behind if tensor.data_type not in wide), default=0)
+
+
+def _behind(index: GraphIndex, name: str) -> Iterator[onnx.TensorProto]:
+    """The constants that a constant tensor is computed from; none for one that depends on an input."""
+    tensor, maker = index.initializers.get(name), index.producers.get(name)
+    if tensor is not None:
+        yield tensor
+    elif maker is not None and maker.op_type in (*LAYOUT_OPS, *UNPACKING_OPS):
+        for source in maker.input:
+            yield from _behind(index, source)
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of an initialiser's values."""
+    return len(tensor.raw_data) or int(numpy_helper.to_array(tensor).nbytes)
+
+
+def bytes_by_kind(model: onnx.ModelProto) -> dict[str, int]:
+    """Bytes of the constants: weight codes, biases, scales with zero points, float values, and everything else."""
+    index = GraphIndex(model.graph)
+    kinds: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear":
+            for tensor in _behind(index, node.input[0]):
+                kind = "integer biases" if tensor.data_type == onnx.TensorProto.INT32 else "weight codes"
+                kinds.setdefault(tensor.name, kind)
+    for node in model.graph.node:
+        if node.op_type in _QUANTIZERS:
+            kinds |= {name: "scales and zero points" for name in node.input[1:] if name not in kinds}
+    totals = dict.fromkeys(("weight codes", "integer biases", "scales and zero points", "float constants", "other"), 0)
+    for tensor in model.graph.initializer:
+        left = "float constants" if tensor.data_type == onnx.TensorProto.FLOAT else "other"
+        totals[kinds.get(tensor.name, left)] += tensor_bytes(tensor)
+    return totals
+
+
+def float_constants(model: onnx.ModelProto, count: int = 5) -> list[tuple[str, int, str]]:
+    """The largest float constants that are no scales: their names, bytes, and the node that reads them."""
+    index = GraphIndex(model.graph)
+    found = []
+    for tensor in model.graph.initializer:
+        readers = index.readers.get(tensor.name, [])
+        quantizers = all(node.op_type in _QUANTIZERS for node in readers)
+        if tensor.data_type == onnx.TensorProto.FLOAT and readers and not quantizers:
+            found.append((tensor.name, tensor_bytes(tensor), readers[0].name or readers[0].op_type))
+    return sorted(found, key=lambda entry: -entry[1])[:count]
+
+
+def float_ops(file: QuantizedFile) -> dict[str, list[str]]:
+    """Nodes beside layers that compute with unquantized values, by op; what a quantizer absorbs is left out."""
+    index = GraphIndex(file.proto.graph)
+    found: dict[str, list[str]] = {}
+    for node in file.proto.graph.node:
+        makers = [index.producers.get(name) for name in node.input]
+        if node.op_type in (*LAYER_OPS, *_QUANTIZERS) or not any(makers):
+            continue
+        integer = any(maker is not None and maker.op_type in _QUANTIZERS for maker in makers)
+        readers = index.readers.get(node.output[0], [])
+        absorbed = node.op_type in ABSORBED_OPS and all(reader.op_type == "QuantizeLinear" for reader in readers)
+        if not integer and not absorbed and node.op_type not in SAME_GRID_OPS:
+            found.setdefault(node.op_type, []).append(node.name)
+    return found

@@ -1,0 +1,237 @@
+"""The figures of a report, drawn from its numbers alone; one without anything to show is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxcalib.report.names import label_layers, short
+from onnxcalib.report.numbers import Numbers, worst_rows
+from onnxcalib.report.plots import LOOKS, pyplot
+from onnxcalib.report.svg import (
+    BAND,
+    BIT_COLOURS,
+    FIRST,
+    INK,
+    MUTED,
+    SECOND,
+    STYLE,
+    THIRD,
+    Drawing,
+    Picture,
+    drawing,
+    finish,
+)
+
+SHOWN_WORST = 4
+FEW = 60  # layers up to which points are joined and bars have gaps
+
+
+def draw(numbers: Numbers) -> dict[str, Picture]:
+    """Every figure that the numbers have something for, by name."""
+    makers: tuple[Callable[[Numbers], Drawing | None], ...] = (
+        bits, sensitivity, curve, noise, hurting, histograms, tuning, size,
+    )  # fmt: skip
+    pictures = {}
+    with pyplot().rc_context(STYLE):
+        for maker in makers:
+            drawn = maker(numbers)
+            if drawn is not None:
+                pictures[drawn.name] = finish(drawn)
+    return pictures
+
+
+def bits(numbers: Numbers) -> Drawing | None:
+    """Weight and activation bits along the network."""
+    rows = numbers["layers"]
+    drawn, (top, bottom) = drawing("bits", "Bits of every layer, from input to output", 3.9, 2, sharex=True)
+    for axes, key, what in ((top, "weight_bits", "weights"), (bottom, "activation_bits", "activations")):
+        highest = max(8, *(row[key] for row in rows))
+        colours = [BIT_COLOURS.get(row[key], MUTED) for row in rows]
+        wide = 0.86 if len(rows) <= FEW else 1.0
+        bars = axes.bar(
+            range(len(rows)), [row[key] for row in rows], width=wide, color=colours, edgecolor=colours, lw=0.3
+        )
+        for bar, row in zip(bars, rows, strict=True):
+            drawn.tip(bar, f"{row['layer']}: {row['bits']}, {row['bytes']:,} bytes of weights")
+        axes.set_ylabel(f"bits of {what}")
+        axes.set_ylim(0, highest + 0.4)
+        axes.set_yticks([bit for bit in (2, 4, 6, 8, 16, 32) if bit <= highest])
+        axes.grid(axis="y")
+    label_layers(bottom, [row["layer"] for row in rows])
+    return drawn
+
+
+def sensitivity(numbers: Numbers) -> Drawing | None:
+    """The increase of the loss by layer and precision."""
+    table = numbers["sensitivity"]
+    if table is None:
+        return None
+    choices = sorted({choice for row in table["layers"] for choice in row["losses"]} - {table["base"]})
+    values = [max(loss, 0.0) for row in table["layers"] for choice, loss in row["losses"].items() if choice in choices]
+    if not choices or not any(values):
+        return None
+    floor = max(min(value for value in values if value) / 2, max(values) / 1e4)
+    caption = f"Increase of the {table['loss']} loss when one layer alone leaves {table['base']}"
+    drawn, axes = drawing("sensitivity", caption, 3.6)
+    looks = zip(choices, (FIRST, SECOND, THIRD, MUTED, INK), "osD^v", strict=False)
+    for choice, colour, marker in looks:
+        for place, row in enumerate(table["layers"]):
+            if choice in row["losses"]:
+                loss = row["losses"][choice]
+                (dot,) = axes.plot(
+                    [place], [max(loss, floor)], marker, color=colour, ms=5 if len(table["layers"]) <= FEW else 3
+                )
+                drawn.tip(dot, f"{row['layer']} at {choice}: {loss:.3g}")
+        axes.plot([], [], marker, color=colour, label=choice)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=floor / 1.6)
+    axes.set_ylabel("loss increase")
+    axes.grid(axis="y")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
+    label_layers(axes, [row["layer"] for row in table["layers"]])
+    return drawn
+
+
+def curve(numbers: Numbers) -> Drawing | None:
+    """Loss against size by the integer program and both greedy rules, and what was chosen."""
+    points, chosen = numbers["curve"], numbers["chosen"]
+    if not points:
+        return None
+    drawn, axes = drawing("curve", "Estimated loss against the size of all constants, relative to float", 3.8)
+    colours = dict(zip(LOOKS, (FIRST, SECOND, MUTED), strict=True))
+    for method, (_, marker, line) in LOOKS.items():
+        mine = [point for point in points if point["method"] == method]
+        sizes, lost = [point["size"] for point in mine], [max(point["loss"], 1e-12) for point in mine]
+        axes.plot(sizes, lost, line, color=colours[method], marker=marker, label=method, ms=4, lw=1.4)
+    (star,) = axes.plot(
+        [chosen["size"]], [max(chosen["estimated_loss"], 1e-12)], "*", color=THIRD, ms=15, label="chosen", zorder=5
+    )
+    losses = f"loss {chosen['estimated_loss']:.4g} estimated, {chosen['measured_loss']:.4g} measured"
+    drawn.tip(star, f"size {chosen['size']:.4f}, {losses}")
+    axes.set_yscale("log")
+    axes.set_xlabel("size relative to float")
+    axes.set_ylabel("estimated loss")
+    axes.grid(which="major")
+    axes.legend()
+    return drawn
+
+
+def noise(numbers: Numbers) -> Drawing | None:
+    """Signal to noise of every layer, alone and with all that comes before it."""
+    rows = [row for row in numbers["layers"] if row["sqnr_db"] is not None]
+    if not rows:
+        return None
+    drawn, axes = drawing("sqnr", "SQNR of every layer's output against the float model's", 3.8)
+    many = len(rows) > FEW
+    series = (
+        ("alone_db", "the layer alone, on float inputs", SECOND, "o"),
+        ("sqnr_db", "in the quantized model", FIRST, "s"),
+    )
+    for key, label, colour, marker in series:
+        known = [(place, row) for place, row in enumerate(rows) if row[key] is not None]
+        if key == "sqnr_db" or not many:  # many layers' own noise, joined, would hide the other
+            line = [row[key] for _, row in known]
+            axes.plot([place for place, _ in known], line, "-", color=colour, lw=1.1, alpha=0.6)
+        for place, row in known:
+            (dot,) = axes.plot([place], [row[key]], marker, color=colour, ms=2.5 if many else 4.5)
+            drawn.tip(dot, f"{row['layer']} ({row['bits']}): {row[key]:.1f} dB, {label}")
+        axes.plot([], [], marker, color=colour, label=label)
+    axes.set_ylabel("SQNR, dB")
+    axes.grid(axis="y")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    label_layers(axes, [row["layer"] for row in rows])
+    return drawn
+
+
+def hurting(numbers: Numbers) -> Drawing | None:
+    """The layers that alone cost the float model the most."""
+    rows = worst_rows(numbers["layers"])
+    if not rows:
+        return None
+    caption = "The layers that hurt the most: their share of what all layers cost one by one"
+    drawn, axes = drawing("hurting", caption, 0.9 + 0.27 * len(rows))
+    for place, row in enumerate(rows):
+        share = 100 * row["loss_share"]
+        (bar,) = axes.barh([place], [share], color=BIT_COLOURS.get(row["weight_bits"], MUTED), height=0.72)
+        drawn.tip(bar, f"{row['layer']} ({row['bits']}): {share:.1f} % of the loss of all layers one by one")
+        _beside(axes, row["bits"], share, place)
+    axes.set_yticks(range(len(rows)), [short(row["layer"]) for row in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.08)
+    axes.set_xlabel("% of the loss of all layers one by one")
+    axes.grid(axis="x")
+    return drawn
+
+
+def histograms(numbers: Numbers) -> Drawing | None:
+    """Weights and inputs of the worst layers, with the ranges of their grids."""
+    rows = numbers["histograms"][:SHOWN_WORST]
+    if not rows:
+        return None
+    caption = "The layers that hurt the most: values (bars) and the range of the grid (band)"
+    drawn, grid = drawing("histograms", caption, 1.75 * len(rows), len(rows), 2, squeeze=False)
+    for axes, row in zip(grid, rows, strict=True):
+        _histogram(axes[0], row["weight"], f"{short(row['layer'])}: weights, in steps of the grid")
+        if row["input"] is None:
+            axes[1].set_axis_off()
+        else:
+            _histogram(axes[1], row["input"], f"{short(row['layer'])}: what it reads")
+    return drawn
+
+
+def _histogram(axes: Any, spread: Numbers, title: str) -> None:
+    step = (spread["high"] - spread["low"]) / len(spread["counts"])
+    edges = [spread["low"] + step * place for place in range(len(spread["counts"]) + 1)]
+    axes.axvspan(spread["grid_low"], spread["grid_high"], color=BAND, lw=0)
+    axes.stairs(spread["counts"], edges, color=FIRST, fill=True, baseline=0.7)
+    for bound in (spread["grid_low"], spread["grid_high"]):
+        axes.axvline(bound, color=SECOND, lw=1.2, ls="--")
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.set_title(title, fontsize=8)
+    axes.tick_params(labelsize=7)
+
+
+def tuning(numbers: Numbers) -> Drawing | None:
+    """Held-out losses before and after each step."""
+    rows = numbers["stages"]
+    if not rows:
+        return None
+    drawn, axes = drawing("tuning", "Held-out softened loss before and after each step", 0.9 + 0.5 * len(rows))
+    for key, shift, colour in (("before", -0.2, MUTED), ("after", 0.2, FIRST)):
+        places = [place + shift for place in range(len(rows))]
+        axes.barh(places, [row[key] for row in rows], height=0.36, color=colour, label=key)
+        for place, row in zip(places, rows, strict=True):
+            _beside(axes, f"{row[key]:.3g}", row[key], place)
+    axes.set_yticks(range(len(rows)), [row["stage"] for row in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("loss")
+    axes.grid(axis="x")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    return drawn
+
+
+def size(numbers: Numbers) -> Drawing | None:
+    """Where the bytes of the file are."""
+    parts = {name: count for name, count in numbers["bytes"].items() if count}
+    if not parts:
+        return None
+    drawn, axes = drawing("size", "Bytes of the quantized file", 0.8 + 0.27 * len(parts))
+    for place, (name, count) in enumerate(parts.items()):
+        (bar,) = axes.barh([place], [count], color=FIRST, height=0.72)
+        drawn.tip(bar, f"{name}: {count:,} bytes")
+        _beside(axes, f"{count:,}", count, place)
+    axes.set_yticks(range(len(parts)), list(parts))
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("bytes")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(axis="x")
+    return drawn
+
+
+def _beside(axes: Any, text: str, value: float, place: float) -> None:
+    """Writes a number at the end of its bar."""
+    axes.annotate(text, (value, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7.5)

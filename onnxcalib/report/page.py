@@ -1,0 +1,231 @@
+"""The report as one HTML page: no script, nothing from the network, light and dark."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from onnxcalib.report.numbers import Numbers, worst_rows
+from onnxcalib.report.svg import Picture
+
+STYLE = """
+:root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2328; --muted: #656d77; --rule: #d1d5da;
+ --band: #dbe9f4; --first: #0b6e99; --second: #c4622d; --third: #7a5ea8; --card: #f5f7f9; }
+@media (prefers-color-scheme: dark) { :root { --paper: #15181c; --ink: #e6e8eb; --muted: #9aa4ae; --rule: #3a4149;
+ --band: #23384a; --first: #4fb3dd; --second: #ec935f; --third: #b79bea; --card: #1f242a; } }
+body { margin: 0 auto; max-width: 60rem; padding: 2rem 1.25rem 4rem; background: var(--paper); color: var(--ink);
+ font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
+p { margin: .4rem 0; } .muted, figcaption { color: var(--muted); } figcaption { font-size: .875rem; }
+code, pre { font: .85em/1.5 ui-monospace, monospace; }
+pre { background: var(--card); padding: .75rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+td code { overflow-wrap: anywhere; }
+figure { margin: 1rem 0; } svg { width: 100%; height: auto; display: block; }
+table { border-collapse: collapse; width: 100%; font-size: .875rem; }
+th, td { text-align: left; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
+th { color: var(--muted); font-weight: 600; } .number { text-align: right; font-variant-numeric: tabular-nums; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .75rem; margin: 1rem 0; }
+.card { background: var(--card); border-radius: .5rem; padding: .75rem 1rem; }
+.card b { font-size: 1.5rem; display: block; }
+.scroll { max-height: 26rem; overflow: auto; } summary { cursor: pointer; margin: .5rem 0; }
+"""
+
+
+def page(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+    """The whole page."""
+    repeat = numbers["repeat"]
+    sections = (
+        ("outcome", "What was asked, and what came out", _outcome(numbers)),
+        ("bits", "Bits along the network", _bits(numbers, pictures)),
+        ("sensitivity", "Sensitivity of each layer", _sensitivity(numbers, pictures)),
+        ("curve", "Size against loss", _curve(numbers, pictures)),
+        ("layers", "Noise of each layer, and which hurt the most", _layers(numbers, pictures)),
+        ("histograms", "What the worst layers hold and read", _histograms(numbers, pictures)),
+        ("tuning", "Before and after tuning", _tuning(numbers, pictures)),
+        ("size", "Where the bytes are", _figure(pictures, "size")),
+        ("float", "What stays float, and why", _float(numbers)),
+        ("repeat", "How to repeat this run", _repeat(repeat)),
+    )
+    body = "\n".join(f'<section id="{key}"><h2>{title}</h2>\n{text}</section>' for key, title, text in sections)
+    title = f"{_text(repeat['output'])}, quantized from {_text(repeat['model'])}"
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n'
+        f"<body><h1>{title}</h1>\n<p class=muted>onnxcalib {_text(repeat['versions']['onnxcalib'])}</p>\n{body}\n"
+        "</body></html>\n"
+    )
+
+
+def _outcome(numbers: Numbers) -> str:
+    asked, out = numbers["asked"], numbers["outcome"]
+    before, after = out["float"], out["quantized"]
+    share = 100 * after["bytes"] / before["bytes"]
+    cards = [("size", f"{share:.1f} %", f"{after['bytes']:,} of {before['bytes']:,} bytes")]
+    if after["latency_ratio"] is not None:
+        times = f"{after['latency_ms']:.2f} of {before['latency_ms']:.2f} ms, one sample"
+        cards.append(("latency", f"{after['latency_ratio']:.2f}x", times))
+    if after["agreement"] is not None:
+        cards.insert(0, ("agreement with float", f"{after['agreement']:.2f} %", f"{after['samples']:,} samples"))
+    if after["top1"] is not None:
+        cards.insert(0, ("top-1", f"{after['top1']:.2f} %", f"float {before['top1']:.2f} %"))
+    if after["sqnr_db"] is not None:
+        cards.append(("SQNR of the outputs", f"{after['sqnr_db']:.1f} dB", f"loss {after['distillation_loss']:.3g}"))
+    shown = "".join(
+        f"<div class=card><span class=muted>{name}</span><b>{value}</b><span class=muted>{note}</span></div>"
+        for name, value, note in cards
+    )
+    own = " These samples calibrated the model: expect a little less on others." if out["calibrated_on_it"] else ""
+    return (
+        f"<p>Asked: {_text(asked)}.</p><div class=cards>{shown}</div>"
+        f"<p class=muted>Measured on {_text(out['data'])}, {after['samples']:,} samples.{own}</p>"
+    )
+
+
+def _bits(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+    counts: dict[str, int] = {}
+    for row in numbers["layers"]:
+        counts[row["bits"]] = counts.get(row["bits"], 0) + 1
+    mix = ", ".join(f"{count} at {name}" for name, count in sorted(counts.items()))
+    return f"<p>{len(numbers['layers'])} layers: {mix}.</p>" + _figure(pictures, "bits")
+
+
+def _sensitivity(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+    if numbers["sensitivity"] is None:
+        return (
+            "<p>One precision was asked for, so nothing was measured to choose from. Which layers cost the most at it "
+            "is below. For a table, type <code>onnxcalib sensitivity</code>, or give <code>--bits</code> a list.</p>"
+        )
+    if "sensitivity" not in pictures:
+        return "<p>No layer loses anything that could be measured at any precision on offer.</p>"
+    samples = numbers["sensitivity"]["samples"]
+    return (
+        f"<p>Measured on {samples} samples. Dots on the foot of the axis lose nothing that could be measured.</p>"
+        + _figure(pictures, "sensitivity")
+    )
+
+
+def _curve(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+    chosen = numbers["chosen"]
+    if chosen is None:
+        return "<p>There is a curve where bits are mixed: <code>--bits w4a4,w8a8 --compression 0.18</code>.</p>"
+    found = "proven best" if chosen["optimal"] else "not proven best"
+    return (
+        f"<p>Chosen, and {found} of all assignments of that size: {chosen['size']:.4f} of float, loss "
+        f"{chosen['estimated_loss']:.4g} estimated, {chosen['measured_loss']:.4g} measured before tuning.</p>"
+        + _figure(pictures, "curve")
+    )
+
+
+def _layers(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+    worst = worst_rows(numbers["layers"])
+    if worst:
+        names = ("layer", "bits", "share, %", "SQNR, dB", "alone, dB", "to help it, type")
+        rows = [
+            (
+                _code(row["layer"]), row["bits"], f"{100 * row['loss_share']:.1f}", _number(row["sqnr_db"]),
+                _number(row["alone_db"]), _code(row["advice"]),
+            )
+            for row in worst
+        ]  # fmt: skip
+        hurt = _table(names, rows, {2, 3, 4})
+    else:
+        hurt = "<p>No layer alone costs anything that could be measured.</p>"
+    columns = ("layer", "op", "bits", "weights", "bytes", "SQNR, dB", "alone, dB", "share, %")
+    rows_all = [
+        (
+            _code(row["layer"]), row["op"], row["bits"], f"{row['parameters']:,}", f"{row['bytes']:,}",
+            _number(row["sqnr_db"]), _number(row["alone_db"]),
+            "-" if row["loss_share"] is None else f"{100 * row['loss_share']:.1f}",
+        )
+        for row in numbers["layers"]
+    ]  # fmt: skip
+    return (
+        f"<p>On {numbers['loss']['samples']} calibration samples, after the bias and before the activation. A layer's "
+        "share: the float model's softened loss with this layer alone as it is in the file, of the sum of these over "
+        "all layers.</p>"
+        + _figure(pictures, "sqnr")
+        + _figure(pictures, "hurting")
+        + hurt
+        + f"<details><summary>All {len(rows_all)} layers</summary><div class=scroll>"
+        + _table(columns, rows_all, {3, 4, 5, 6, 7})
+        + "</div></details>"
+    )
+
+
+def _histograms(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+    if not numbers["histograms"]:
+        return "<p>No layer hurts enough to be looked at.</p>"
+    rows = []
+    for row in numbers["histograms"]:
+        for what in ("weight", "input"):
+            if row[what] is not None:
+                clipped = f"{100 * row[what]['clipped']:.2f}"
+                span = f"{row[what]['low']:.4g} to {row[what]['high']:.4g}"
+                grid = f"{row[what]['grid_low']:.4g} to {row[what]['grid_high']:.4g}"
+                rows.append((_code(row["layer"]), what, span, grid, clipped))
+    note = (
+        "<p>Counts are logarithmic. Weights are in steps of each channel's grid; zeros among inputs are left out.</p>"
+    )
+    return note + _figure(pictures, "histograms") + _table(("layer", "of", "values", "grid", "clipped, %"), rows, {4})
+
+
+def _tuning(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+    if not numbers["stages"]:
+        return "<p>The plain pipeline tunes nothing: add <code>--pipeline light</code> or <code>advanced</code>.</p>"
+    rows = [
+        (row["stage"], f"{row['before']:.4g}", f"{row['after']:.4g}", "yes" if row["kept"] else "no: it did not help")
+        for row in numbers["stages"]
+    ]
+    return _figure(pictures, "tuning") + _table(("step", "before", "after", "kept"), rows, {1, 2})
+
+
+def _float(numbers: Numbers) -> str:
+    if not numbers["float"]:
+        return "<p>Every Conv, Gemm and MatMul is quantized.</p>"
+    rows = [(_code(row["node"]), row["op"], _text(row["reason"])) for row in numbers["float"]]
+    return f"<div class=scroll>{_table(('node', 'op', 'why'), rows)}</div>"
+
+
+def _repeat(repeat: Numbers) -> str:
+    hashes = [(name, _code(value)) for name, value in repeat["sha256"].items()]
+    versions = [(_text(name), _text(value)) for name, value in repeat["versions"].items()]
+    return (
+        f"<p>Save this recipe as <code>recipe.toml</code>, then type:</p><pre>{_text(repeat['recipe'])}</pre>"
+        f"<pre>{_text(repeat['command'])}</pre>"
+        f"<p>{repeat['samples']:,} calibration samples from {_code(repeat['calibration'])}.</p>"
+        + _table(("sha-256 of", ""), hashes)
+        + "<p></p>"
+        + _table(("version of", ""), versions)
+    )
+
+
+def _figure(pictures: Mapping[str, Picture], name: str) -> str:
+    if name not in pictures:
+        return ""
+    picture = pictures[name]
+    return f"<figure>{picture.inline}<figcaption>{_text(picture.caption)}.</figcaption></figure>"
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]], numeric: Collection[int] = ()) -> str:
+    """Cells are HTML already."""
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=number' if place in numeric else ''}>{cell}</{tag}>" for place, cell in enumerate(row)
+        )
+
+    head, body = cells("th", names), "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _code(value: Any) -> str:
+    return f"<code>{_text(value)}</code>"
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))

@@ -1,0 +1,120 @@
+"""Figures as files and as SVG for a page: colours that follow the page's theme, and tooltips."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnxcalib.report.plots import pyplot
+
+INK, MUTED, RULE, BAND = "#1f2328", "#656d77", "#d1d5da", "#dbe9f4"
+FIRST, SECOND, THIRD = "#0b6e99", "#c4622d", "#7a5ea8"
+# On the page these become variables of its style sheet, which knows light and dark.
+VARIABLES = {
+    INK: "--ink", MUTED: "--muted", RULE: "--rule", BAND: "--band",
+    FIRST: "--first", SECOND: "--second", THIRD: "--third",
+}  # fmt: skip
+# Told apart on white and on black; warm colours for few bits.
+BIT_COLOURS = {
+    2: "#b5314c", 3: "#d05a3c", 4: "#d98324", 5: "#b99a1f", 6: "#76a043", 7: "#2f9a84", 8: "#3b82c4", 16: "#7f78b8",
+}  # fmt: skip
+STYLE = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 8.5,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+WIDTH = 9.2  # inches
+
+
+@dataclass
+class Drawing:
+    """A figure under construction; whatever it tips is explained where the mouse rests."""
+
+    name: str
+    caption: str
+    figure: Any
+    tips: dict[str, str] = field(default_factory=dict)
+
+    def tip(self, artist: Any, text: str) -> None:
+        """Gives a shape a tooltip."""
+        key = f"tip{len(self.tips)}"
+        artist.set_gid(key)
+        self.tips[key] = text
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A finished figure: for the page, and as files of their own."""
+
+    name: str
+    caption: str
+    inline: str
+    svg: str
+    png: bytes
+
+
+def drawing(
+    name: str, caption: str, height: float, rows: int = 1, columns: int = 1, **settings: Any
+) -> tuple[Drawing, Any]:
+    """An empty figure of the page's width, and its axes."""
+    figure, axes = pyplot().subplots(rows, columns, figsize=(WIDTH, height), layout="constrained", **settings)
+    return Drawing(name, caption, figure), axes
+
+
+def finish(drawn: Drawing) -> Picture:
+    """Writes the figure out and lets go of it."""
+    plt = pyplot()
+    with plt.rc_context({**STYLE, "svg.hashsalt": drawn.name}):
+        text, image = io.StringIO(), io.BytesIO()
+        drawn.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        drawn.figure.set_layout_engine("none")  # laid out by now; once more would take as long again
+        drawn.figure.savefig(image, format="png", dpi=120)
+        plt.close(drawn.figure)
+    svg = _with_tips(text.getvalue(), drawn.tips)
+    return Picture(drawn.name, drawn.caption, _inlined(svg, drawn.name, drawn.caption), svg, image.getvalue())
+
+
+def _with_tips(svg: str, tips: Mapping[str, str]) -> str:
+    def explained(match: re.Match[str]) -> str:
+        return f"{match.group(0)}<title>{html.escape(tips[match.group(1)])}</title>"
+
+    return re.sub(r'<g id="(tip\d+)">', explained, svg)
+
+
+def _inlined(svg: str, name: str, caption: str) -> str:
+    """The drawing alone, with names of its own and colours of the page."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r' xmlns(:\w+)?="[^"]*"', "", body)
+    body = re.sub(r'id="', f'id="{name}-', body)
+    body = re.sub(r'(url\(#|xlink:href="#)', rf"\g<1>{name}-", body)
+    # The page behind it is the background.
+    body = re.sub(r'(<g id="\w+-patch_1">\s*<path d="[^"]*"\s*style=")fill: #ffffff', r"\1fill: none", body)
+    body = body.replace("fill: #ffffff", "fill: var(--paper)").replace("stroke: #ffffff", "stroke: var(--paper)")
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, f"var({variable})")
+    return re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
+        rf'<svg viewBox="\1" role="img" aria-label="{html.escape(caption)}">',
+        body,
+        count=1,
+    )

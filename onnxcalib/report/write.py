@@ -1,0 +1,132 @@
+"""Writes the report of a run: one HTML page, its numbers as JSON, its figures as SVG and PNG."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxcalib.data import Dataset, Preprocess, open_data
+from onnxcalib.errors import OutputError
+from onnxcalib.job import read_prepared, silent
+from onnxcalib.model.io import check_writable, constant_bytes, load, replacing, write_model
+from onnxcalib.model.layers import find_layers
+from onnxcalib.model.quantized import read_quantized
+from onnxcalib.model.shapes import input_specs
+from onnxcalib.pipeline import Result
+from onnxcalib.report import numbers as collect
+from onnxcalib.report.figures import SHOWN_WORST, draw
+from onnxcalib.report.numbers import Numbers
+from onnxcalib.report.page import page
+from onnxcalib.report.plots import pyplot
+from onnxcalib.stages.calibrate import Progress
+from onnxcalib.stages.diagnose import diagnose
+from onnxcalib.stages.evaluate import evaluate_files
+from onnxcalib.stages.spreads import spreads
+from onnxcalib.targets import find_target
+
+
+def check_report(path: Path) -> None:
+    """Fails now rather than after the run when the report cannot be drawn or written."""
+    pyplot()
+    if path.suffix != ".html":
+        raise OutputError(f"the report {path} does not end in .html.", "Name a .html file.")
+    check_writable(path)
+    folder = figure_folder(path)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is in the way of the report's figures.", "Move it, or name another report.")
+
+
+def figure_folder(path: Path) -> Path:
+    """Where the figures of a report lie."""
+    return path.with_name(f"{path.stem}_figures")
+
+
+def write_report(
+    result: Result,
+    model: str | Path | onnx.ModelProto,
+    calibration: Any,
+    path: str | Path,
+    *,
+    test: Any = None,
+    preprocess: Preprocess | None = None,
+    progress: Progress = silent,
+) -> Numbers:
+    """Writes FILE.html, FILE.json and FILE_figures/ about a result, and gives back the numbers.
+
+    Model and calibration are what it was made from; test data, where there is some, is what it is measured on.
+    """
+    path = Path(path)
+    check_report(path)
+    with tempfile.TemporaryDirectory() as folder:
+        source = _as_file(model, Path(folder) / "model.onnx")
+        output = result.output or _as_file(result.model, Path(folder) / "quantized.onnx")
+        specs = input_specs(load(source))
+        own = open_data(calibration, specs, preprocess)
+        other = None if test is None else open_data(test, specs, preprocess)
+        shown = source.name if isinstance(model, onnx.ModelProto) else str(model)
+        found = _gather(_Run(result, source, output, own, shown), other, progress)
+    publish(found, path)
+    return found
+
+
+def publish(found: Numbers, path: Path) -> None:
+    """Draws and writes a report from its numbers alone."""
+    check_report(path)
+    pictures = draw(found)
+    folder = figure_folder(path)
+    folder.mkdir(exist_ok=True)
+    for picture in pictures.values():
+        _write(folder / f"{picture.name}.svg", picture.svg.encode())
+        _write(folder / f"{picture.name}.png", picture.png)
+    _write(path.with_suffix(".json"), collect.to_json(found).encode())
+    _write(path, page(found, pictures).encode())
+
+
+@dataclass(frozen=True)
+class _Run:
+    result: Result
+    model: Path
+    output: Path
+    calibration: Dataset
+    shown: str  # the model as the user knows it
+
+
+def _gather(run: _Run, test: Dataset | None, progress: Progress) -> Numbers:
+    result, data = run.result, run.calibration
+    measured_on = data if test is None else test
+    evaluations = evaluate_files([run.model, run.output], measured_on, run.model, progress)
+    prepared = read_prepared(run.model, find_target(result.recipe.target))
+    listed, file = find_layers(prepared), read_quantized(result.model)
+    diagnosis = diagnose(prepared, listed.layers, file, data, progress)
+    rows = collect.layer_rows(file, listed, diagnosis)
+    collect.with_advice(rows, result.recipe, constant_bytes(result.model) / max(constant_bytes(prepared.proto), 1))
+    worst = [listed[row["layer"]] for row in collect.worst_rows(rows, SHOWN_WORST)]
+    return {
+        "format": collect.FORMAT,
+        "asked": collect.asked(result.recipe),
+        "outcome": collect.outcome(evaluations, measured_on.source, own=test is None),
+        "layers": rows,
+        "loss": {"whole": diagnosis.loss, "samples": diagnosis.samples},
+        "float": collect.float_rows(result),
+        **collect.mixed_numbers(result),
+        "stages": collect.stage_rows(result),
+        "histograms": collect.spread_rows(spreads(prepared, worst, file, data)) if worst else [],
+        "bytes": collect.byte_rows(run.output),
+        "repeat": collect.repeat(result.recipe, run.model, run.output, data, run.shown),
+    }
+
+
+def _as_file(model: str | Path | onnx.ModelProto, path: Path) -> Path:
+    if not isinstance(model, onnx.ModelProto):
+        return Path(model)
+    write_model(model, path)
+    return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
