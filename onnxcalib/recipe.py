@@ -16,6 +16,8 @@ from onnxcalib.errors import RecipeError, near
 from onnxcalib.numerics.loss import LossKind
 
 MIN_BITS, MAX_BITS = 2, 8
+FLOAT_BITS = 32  # of an activation that is not quantized
+LEAST_BLOCK = 16
 
 
 class Pipeline(enum.StrEnum):
@@ -75,20 +77,29 @@ class Precision:
 
     def __post_init__(self) -> None:
         for what, bits in (("weight", self.weight), ("activation", self.activation)):
-            if not MIN_BITS <= bits <= MAX_BITS:
+            if not MIN_BITS <= bits <= MAX_BITS and not (what == "activation" and bits == FLOAT_BITS):
                 raise RecipeError(f"{bits} {what} bits are out of range.", f"Choose {MIN_BITS} to {MAX_BITS}.")
 
     @classmethod
     def parse(cls, text: str) -> Precision:
-        """Reads "w4a8", or "8" for w8a8."""
-        match = re.fullmatch(r"w(\d+)a(\d+)|(\d+)", text.strip().lower())
+        """Reads "w4a8", "8" for w8a8, or "w4" for weights alone."""
+        match = re.fullmatch(r"w(\d+)(?:a(\d+))?|(\d+)", text.strip().lower())
         if match is None:
-            raise RecipeError(f"'{text}' is not a precision.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
+            raise RecipeError(f"'{text}' is not a precision.", "Write 8, w4a8, w4, or a list such as w4a4,w8a8.")
         weight, activation, both = match.groups()
-        return cls(int(weight or both), int(activation or both))
+        return cls(int(weight or both), int(activation or both or FLOAT_BITS))
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether the activation stays float."""
+        return self.activation == FLOAT_BITS
+
+    def edge(self, bits: int) -> Precision:
+        """That of an edge layer beside layers of this precision."""
+        return Precision(bits, FLOAT_BITS if self.weight_only else bits)
 
     def __str__(self) -> str:
-        return f"w{self.weight}a{self.activation}"
+        return f"w{self.weight}" if self.weight_only else f"w{self.weight}a{self.activation}"
 
 
 def parse_bits(text: str) -> tuple[Precision, ...]:
@@ -106,6 +117,7 @@ class Recipe:
     pipeline: Pipeline = Pipeline.PLAIN
     bits: tuple[Precision, ...] = (Precision(8, 8),)
     edge_bits: int | None = None
+    block_size: int | None = None  # weights that share a scale, along the sums of Gemm and MatMul
     target: str = "ort"
     ranges: RangeMethod = RangeMethod.AUTO
     include: tuple[str, ...] = ()
@@ -132,6 +144,7 @@ class Recipe:
             raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
         if self.edge_bits is not None:
             Precision(self.edge_bits, self.edge_bits)
+        self._check_weight_only()
         if self.pipeline is not Pipeline.ADVANCED:
             self._refuse(ADVANCED, f"has no effect in the {self.pipeline} pipeline", "Add --pipeline advanced.")
         elif self.steps is not None and self.steps < 1:
@@ -147,6 +160,30 @@ class Recipe:
     def base(self) -> Precision:
         """The precision that every other is compared with: the highest."""
         return Precision(max(bits.weight for bits in self.bits), max(bits.activation for bits in self.bits))
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether activations stay float."""
+        return self.bits[0].weight_only
+
+    def _check_weight_only(self) -> None:
+        if len({precision.weight_only for precision in self.bits}) > 1:
+            listed = ",".join(map(str, self.bits))
+            raise RecipeError(
+                f"--bits {listed} mixes layers that read float activations with layers that read quantized ones.",
+                "Give either all of them activation bits, or none.",
+            )
+        if self.block_size is None:
+            return
+        if not self.weight_only:
+            raise RecipeError("--block-size has no effect where activations are quantized.", "Give --bits w4 or w8.")
+        if self.block_size < LEAST_BLOCK or self.block_size & (self.block_size - 1):
+            raise RecipeError(
+                f"--block-size {self.block_size} is not a power of two from {LEAST_BLOCK} on, which runtimes ask for.",
+                "Give 32, 64 or 128.",
+            )
+        if self.pipeline is Pipeline.ADVANCED:
+            raise RecipeError("--block-size cannot be trained by the advanced pipeline.", "Use --pipeline light.")
 
     def _check_plain(self) -> None:
         if len(self.bits) > 1:
@@ -219,6 +256,7 @@ _KINDS: Mapping[str, tuple[type[Any], str]] = {
     "target": (str, "a string"),
     "ranges": (str, "a string"),
     "edge_bits": (int, "an integer"),
+    "block_size": (int, "an integer"),
     "seed": (int, "an integer"),
     "include": (list, "a list of strings"),
     "exclude": (list, "a list of strings"),

@@ -28,8 +28,9 @@ from onnxcalib.targets import NAMES
 Command = TypeVar("Command")
 
 QUANTIZER = (
-    click.option("--bits", help="8, w4a8, or a list to mix: w4a4,w8a8 (default 8)."),
+    click.option("--bits", help="8, w4a8, w4 for weights alone, or a list to mix: w4a4,w8a8 (default 8)."),
     click.option("--edge-bits", type=int, help="Bits of the first and the last layer."),
+    click.option("--block-size", type=int, help="Weights alone: so many share a scale in Gemm and MatMul."),
     click.option("--target", help=f"{', '.join(NAMES)}, or a TOML file (default ort)."),
     click.option("--ranges", help=f"{', '.join(RangeMethod)} (default auto)."),
     click.option("--include", multiple=True, metavar="GLOB", help="Quantize only layers with such names."),

@@ -129,11 +129,10 @@ class _Training:
         return replace(self.start, layers=params)
 
     def _within_int32(self, layer: Layer, bias: FloatArray) -> FloatArray:
-        if not self.tuner.target.integer_bias or layer.bias_node is not None:
+        read = self.start.layer_input(layer.input)
+        if not self.tuner.target.integer_bias or layer.bias_node is not None or read is None:
             return bias
-        most = bias_scale(self.start.layers[layer.name].grid, self.start.layer_input(layer.input)) * np.float32(
-            BIAS_STEPS
-        )
+        most = bias_scale(self.start.layers[layer.name].grid, read) * np.float32(BIAS_STEPS)
         return np.clip(bias, -most, most)
 
     def _units(self, feed: Tensors) -> dict[str, FloatArray]:
