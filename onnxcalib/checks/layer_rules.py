@@ -10,7 +10,7 @@ import onnx
 from onnxcalib.checks.rule import FINDERS, Hits, Scene, rule
 from onnxcalib.checks.view import LayerView, Quantizer, View
 from onnxcalib.model.graph import attributes
-from onnxcalib.model.placement import ABSORBED_OPS
+from onnxcalib.model.placement import ABSORBED_OPS, RESULT_OPS
 
 WEIGHT_TYPES = {"s8": "s8", "u8": "u8", "s4": "s4", "u4": "u4"}
 JOINING_OPS = ("Add", "Mul", "Concat")
@@ -129,8 +129,9 @@ def _bias_scale(scene: Scene) -> Hits:
 
 @rule("float-output")
 def _float_output(scene: Scene) -> Hits:
+    ops = RESULT_OPS.get(scene.target.placement, ("Conv",))
     for layer in scene.view.layers:
-        if layer.node.op_type != "Conv" or not layer.quantized:
+        if layer.node.op_type not in ops or not layer.quantized:
             continue
         reader = _float_reader(scene.view, layer.node.output[0])
         if reader is not None:

@@ -127,7 +127,8 @@ def _clipped_values(scene: Scene) -> Hits:
             continue
         bounds = [scene.view.value(name) if name else None for name in maker.input[1:3]]
         if len(bounds) == 2 and bounds[0] is not None and bounds[1] is not None:
-            left = float((bounds[1] - bounds[0]).reshape(-1)[0] / it.scale.reshape(-1)[0])
+            step = float(it.scale.reshape(-1)[0])
+            left = float((bounds[1] - bounds[0]).reshape(-1)[0]) / step if step > 0 else np.inf
             if left < 127:
                 yield maker, f"{left + 1:.0f} of the codes are left"
 

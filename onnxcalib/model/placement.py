@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -20,6 +20,9 @@ SAME_GRID_OPS = {
 }  # fmt: skip
 # Activations that a quantizer after them makes redundant.
 ABSORBED_OPS = {"Relu", "Clip"}
+
+# Layers whose results are quantized whoever reads them.
+RESULT_OPS = {Placement.FUSED: ("Conv",), Placement.EVERYWHERE: ("Conv", "ConvTranspose", "Gemm")}
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ def place(model: Model, layers: Sequence[Layer], target: Target) -> Places:
         readers.setdefault(layer.input, []).append(layer.name)
     carried: dict[str, str | None] = {}
     wanted: set[str] = set()
-    if target.placement is Placement.FUSED:
-        carried, wanted = _integer_islands(index, layers)
+    if target.placement in RESULT_OPS:
+        carried, wanted = _integer_islands(index, layers, RESULT_OPS[target.placement])
     elif target.placement is Placement.RESIDUALS:
         wanted = _shortcuts(index, layers)
     order = [*(value.name for value in model.proto.graph.input), *index.producers]
@@ -85,7 +88,9 @@ def _is_carried(
     return bool(others) or name in index.outputs or carried.get(name) is not None
 
 
-def _integer_islands(index: GraphIndex, layers: Sequence[Layer]) -> tuple[dict[str, str | None], set[str]]:
+def _integer_islands(
+    index: GraphIndex, layers: Sequence[Layer], result_ops: Collection[str]
+) -> tuple[dict[str, str | None], set[str]]:
     """Tensors made by integer ops (with the tensor whose grid they keep), and others that integer ops read."""
     by_node = {layer.name: layer for layer in layers}
     useful = _before_layers(index, layers)
@@ -94,7 +99,7 @@ def _integer_islands(index: GraphIndex, layers: Sequence[Layer]) -> tuple[dict[s
     for node in index.graph.node:
         layer = by_node.get(node.name)
         if layer is not None:
-            if layer.op == "Conv" or (layer.op == "Gemm" and _feeds_integer_op(index, layer, useful)):
+            if layer.op in result_ops or (layer.op == "Gemm" and _feeds_integer_op(index, layer, useful)):
                 made[_after_absorbed(index, node)] = None
         elif node.op_type in INTEGER_OPS and _joins(index, node, made, useful):
             made[_after_absorbed(index, node)] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -149,11 +150,12 @@ def parse_target(text: str, source: str, known: Mapping[str, Target]) -> Target:
     given = _given(table, source)
     words = {key: _sentence(source, f"sources.{key}", value) for key, value in sources.items()}
     verdicts = {rule: _verdict(source, rule, value) for rule, value in check.items()}
-    before: tuple[Mapping[str, str], Mapping[str, Verdict]] = (
-        (base.sources, base.check) if base else ({}, _everywhere())
-    )
-    given |= {"sources": {**before[0], **words}, "check": {**before[1], **verdicts}}
-    target = Target(**given) if base is None else replace(base, **given)
+    if base is None:
+        _all_there(table, source)
+        target = Target(**given, sources=words, check={**_everywhere(), **verdicts})
+    else:
+        merged: Fields = {"sources": {**base.sources, **words}, "check": {**base.check, **verdicts}}
+        target = replace(base, **given, **merged)
     if not target.oldest_opset <= target.newest_opset <= target.opset_limit:
         raise RecipeError(
             f"target {source}: 'graph.newest_opset' ({target.newest_opset}) must lie between 'graph.oldest_opset' "
@@ -173,6 +175,7 @@ def read_toml(path: Path) -> str:
         raise RecipeError(f"target {path} is not valid TOML: {error}.", "Mend that line.") from error
 
 
+@cache
 def rules() -> dict[str, dict[str, str]]:
     """Every rule of `check`: what it finds, and for those that hold everywhere the severity and the source."""
     file = resources.files(__package__) / "rules.toml"

@@ -15,6 +15,7 @@ class Placement(enum.StrEnum):
     """Which tensors get QDQ nodes."""
 
     FUSED = "fused"  # every tensor between ops that the runtime has integer kernels for
+    EVERYWHERE = "everywhere"  # the same, and the result of every layer, whatever reads it
     LAYER_INPUTS = "layer-inputs"  # only what a layer reads
     RESIDUALS = "residuals"  # what a layer reads, and the shortcut into an Add, which runs within the layer before it
 
