@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from onnxcalib.data import Dataset, Preprocess, open_data
-from onnxcalib.errors import ModelError
+from onnxcalib.errors import ModelError, RecipeError
 from onnxcalib.model.branches import Branch, branch_model, find_branches
 from onnxcalib.model.io import opset_of, read_model
 from onnxcalib.model.layers import FloatNode, Layer, LayerList, choose, find_layers
@@ -63,10 +63,12 @@ def silent(_stage: str, _done: int, _total: int) -> None:
     """Progress that nobody watches."""
 
 
-def read_prepared(model: str | Path | onnx.ModelProto, target: Target, weight_bits: Collection[int] = ()) -> Model:
+def read_prepared(
+    model: str | Path | onnx.ModelProto, target: Target, weight_bits: Collection[int] = (), *, blocks: bool = False
+) -> Model:
     """The model as stages see it, at an opset that the target reads and weights of these widths can have."""
     source = "the given model" if isinstance(model, onnx.ModelProto) else str(model)
-    opsets = (target.least_opset(set(weight_bits)), target.newest_opset)
+    opsets = (target.least_opset(set(weight_bits), blocks=blocks), target.newest_opset)
     prepared = prepare(read_model(model), source, *opsets, target.newest_ir)
     if opset_of(prepared.proto) > target.opset_limit:
         raise ModelError(
@@ -92,8 +94,11 @@ def start(
 ) -> Start:
     """Reads the model and the data, and finds what there is to quantize."""
     target = find_target(recipe.target)
+    if recipe.weight_only:
+        target = target.weight_only
     asked = check_bits(recipe, target)
-    prepared = read_prepared(model, target, {precision.weight for precision in asked})
+    blocks = recipe.block_size is not None
+    prepared = read_prepared(model, target, {precision.weight for precision in asked}, blocks=blocks)
     graphs = _graphs(prepared)
     listed = _merged(graphs)
     if not listed.layers:
@@ -103,6 +108,10 @@ def start(
             f"What stays float: {'; '.join(kinds)}." if kinds else "It has no Conv, Gemm or MatMul.",
         )
     chosen = {layer.name for layer in choose(listed, recipe.include, recipe.exclude)}
+    if blocks and not any(layer.has_sums for layer in listed.layers if layer.name in chosen):
+        raise RecipeError(
+            f"--block-size has no effect: {prepared.source} has no Gemm or MatMul to quantize.", "Leave it out."
+        )
     data = open_data(calibration, input_specs(prepared.proto), preprocess)
     jobs = []
     for graph in graphs:

@@ -35,9 +35,9 @@ class QuantPlan:
     carried: Mapping[str, Grid]  # by tensor: the grid that every reader sees
     inputs: Mapping[str, Grid]  # by tensor: the grid that layers see, on top of the carried one if there is one
 
-    def layer_input(self, tensor: str) -> Grid:
-        """The grid on which layers read a tensor."""
-        return self.inputs.get(tensor) or self.carried[tensor]
+    def layer_input(self, tensor: str) -> Grid | None:
+        """The grid on which layers read a tensor, None if that is float."""
+        return self.inputs.get(tensor) or self.carried.get(tensor)
 
     def joined(self, other: QuantPlan) -> QuantPlan:
         """One plan for two graphs of a model."""

@@ -89,7 +89,7 @@ def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
     """Every layer at every precision of the menu, with the ranges asked for or those that suit the model."""
 
     def at(method: RangeMethod, weights: RangeMethod) -> Candidates:
-        ranges = Ranges(dict.fromkeys(widths, method), weights)
+        ranges = Ranges(dict.fromkeys(widths, method), weights, job.recipe.block_size)
         return round_to_nearest(job.model, job.layers, job.places, statistics, menu, job.target, ranges)
 
     def loss_of(method: RangeMethod) -> float:
@@ -98,6 +98,8 @@ def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
     widths = {MAX_BITS} | {choice.activation for choices in menu.values() for choice in choices}
     if job.recipe.ranges is not RangeMethod.AUTO:
         return at(job.recipe.ranges, job.recipe.ranges)
+    if job.recipe.weight_only:
+        return at(RangeMethod.MSE, RangeMethod.MSE)
     lowest = {name: choices[0] if len(choices) == 1 else min(job.recipe.bits) for name, choices in menu.items()}
     teacher = Teacher(job.model, first(job.data, RANGE_SAMPLES), temperature=TEMPERATURE)
     losses = {method: loss_of(method) for method in RANGE_CANDIDATES}

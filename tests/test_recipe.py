@@ -46,7 +46,7 @@ def test_a_precision_reads_what_it_prints(precision: Precision) -> None:
     assert Precision.parse(str(precision)) == precision
 
 
-@pytest.mark.parametrize("text", ["w4x", "", "a8w4", "w4", "4.5", "-8", "w4a8b2", "eight", "w4 a8", "w4a8,"])
+@pytest.mark.parametrize("text", ["w4x", "", "a8w4", "w4a", "4.5", "-8", "w4a8b2", "eight", "w4 a8", "w4a8,"])
 def test_what_is_no_precision_is_refused(text: str) -> None:
     with pytest.raises(RecipeError, match="is not a precision") as caught:
         parse_bits(text)

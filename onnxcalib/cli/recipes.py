@@ -46,6 +46,7 @@ def _recipes(_context: click.Context, _option: click.Parameter, start: str) -> l
 QUANTIZER = (
     _option("bits"),
     _option("edge_bits", type=int),
+    _option("block_size", type=int),
     _option("target"),
     _option("ranges"),
     _option("include", multiple=True, metavar="GLOB"),

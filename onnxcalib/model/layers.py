@@ -58,6 +58,11 @@ class Layer:
         return not (self.op == "ConvTranspose" and self.groups > 1)
 
     @property
+    def has_sums(self) -> bool:
+        """Whether its weight is a matrix, one axis of which is summed over: blocks of weights lie along that."""
+        return self.op in ("Gemm", "MatMul")
+
+    @property
     def takes_bias(self) -> bool:
         """Whether there is a place for a bias: a MatMul without one has none."""
         return self.op != "MatMul" or self.bias is not None

@@ -48,7 +48,9 @@ class Places:
 
 
 def place(model: Model, layers: Sequence[Layer], target: Target) -> Places:
-    """Requires a prepared model and its chosen layers; ensures that every layer's input is quantized."""
+    """Requires a prepared model and its chosen layers; ensures that every layer's input is quantized, or nothing is."""
+    if target.float_activations:
+        return Places({})
     index = GraphIndex(model.proto.graph)
     readers: dict[str, list[str]] = {}
     for layer in layers:

@@ -16,7 +16,7 @@ from onnxcalib.model.placement import ABSORBED_OPS
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantizers import QONNX_DOMAIN, quantizers_of
 from onnxcalib.model.storage import Codes, store_int4
-from onnxcalib.numerics.grid import Grid
+from onnxcalib.numerics.grid import Grid, turned
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.targets import Bias, Format, Narrow, Placement, Target
 
@@ -117,6 +117,8 @@ class _Writer:
     def _quantize_layer(self, layer: Layer) -> None:
         node, params = self.nodes[layer.name], self.plan.layers[layer.name]
         node.inputs[1] = self._weight(layer, params)
+        if self.target.float_activations and layer.has_sums:
+            self._as_packed_product(layer, node)
         if params.bias is None:
             return
         if layer.bias is None and len(node.inputs) < 3:  # tuning gave the layer a bias
@@ -128,18 +130,29 @@ class _Writer:
         else:
             node.inputs[2] = self._bias(layer, params, params.bias)
 
+    def _as_packed_product(self, layer: Layer, node: gs.Node) -> None:
+        """The form that onnxruntime computes with packed codes: the weight not transposed, and no Relu after it."""
+        node.attrs.pop("transB", None)
+        if layer.activation == "Relu" and layer.bias_node is None:
+            relu = self.tensors[layer.output].outputs[0]
+            relu.op = "Max"
+            relu.inputs.append(self.constants.add("nothing", np.array(0, np.float32)))
+
     def _bias(self, layer: Layer, params: LayerParams, bias: npt.NDArray[np.float32]) -> gs.Tensor:
         name = f"{layer.name}_bias"
         if layer.op not in self.target.bias_ops:
             return self.constants.add(name, bias)
-        if self.target.integer_bias:
-            return self.quantizers.int32_bias(bias, bias_scale(params.grid, self.plan.layer_input(layer.input)), name)
+        read = self.plan.layer_input(layer.input)
+        if self.target.integer_bias and read is not None:
+            return self.quantizers.int32_bias(bias, bias_scale(params.grid, read), name)
         if self.target.bias is Bias.INT8:
             return self.quantizers.int8_bias(bias, name)
         return self.constants.add(name, bias)
 
     def _weight(self, layer: Layer, params: LayerParams) -> gs.Variable:
         name = f"{layer.name}_weight"
+        if self.target.float_activations and layer.transposed:
+            return self.quantizers.weight(params.codes.T, turned(params.grid), name)
         if not (self.target.float_compute and layer.op == "Conv"):
             return self.quantizers.weight(params.codes, params.grid, name)
         # A Reshape between the weight and its Conv is what no runtime looks through for a pattern to fuse.

@@ -47,12 +47,15 @@ class Quantizers:
         elif storage is Storage.INT4_CAST and four:
             stored = self.node("Cast", [self._int4(f"{name}_codes", codes)], f"{name}_cast", to=INT8_TYPE)
         elif storage is Storage.INT4 and four:
-            zero = self._int4(f"{name}_zero", grid.zero_point.astype(np.int8))
-            scale = self.constants.add(f"{name}_scale", grid.scale.astype(np.float32))
-            return self._dequantize([self._int4(f"{name}_codes", codes), scale, zero], name, grid.axis)
+            stored = self._int4(f"{name}_codes", codes)
         else:
             stored = self._codes(f"{name}_codes", codes)
-        return self._dequantize([stored, *self._grid(grid, name)], name, grid.axis)
+        scale, zero = self._grid(grid, name)
+        if grid.block is not None and not grid.zero_point.any():
+            return self._dequantize([stored, scale], name, grid.axis, grid.block)
+        if storage is Storage.INT4 and four:
+            zero = self._int4(f"{name}_zero", grid.zero_point.astype(np.int8))
+        return self._dequantize([stored, scale, zero], name, grid.axis, grid.block)
 
     def int32_bias(self, bias: npt.NDArray[np.float32], scale: npt.NDArray[np.float32], name: str) -> gs.Variable:
         """A bias in steps of the layer's products."""
@@ -79,8 +82,13 @@ class Quantizers:
         self.graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output], domain=domain))
         return output
 
-    def _dequantize(self, inputs: list[gs.Tensor], name: str, axis: int | None = None) -> gs.Variable:
-        return self.node("DequantizeLinear", inputs, name, **({} if axis is None else {"axis": axis}))
+    def _dequantize(
+        self, inputs: list[gs.Tensor], name: str, axis: int | None = None, block: int | None = None
+    ) -> gs.Variable:
+        attrs = {"axis": axis, "block_size": block}
+        return self.node(
+            "DequantizeLinear", inputs, name, **{key: value for key, value in attrs.items() if value is not None}
+        )
 
     def _grid(self, grid: Grid, name: str) -> tuple[gs.Constant, gs.Constant]:
         scale = self.constants.add(f"{name}_scale", grid.scale.astype(np.float32))

@@ -26,6 +26,7 @@ class Grid:
     low: int
     high: int
     axis: int | None = None  # None: one scale for the whole tensor
+    block: int | None = None  # so many values along the axis share a scale, the last of them perhaps fewer
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -94,7 +95,7 @@ def _allowed(scale: npt.NDArray[np.float64], kind: GridKind) -> npt.NDArray[np.f
 
 def quantize(values: Array, grid: Grid) -> Array:
     """Integer codes, rounded half to even and saturated, as QuantizeLinear does in float32."""
-    scale, zero_point = _along_axis(grid, values.ndim)
+    scale, zero_point = _along_axis(grid, values.shape)
     with np.errstate(over="ignore"):
         steps = np.rint(np.asarray(values, np.float32) / scale)
     codes: Array = np.clip(steps + zero_point.astype(np.float32), grid.low, grid.high).astype(grid.dtype)
@@ -103,7 +104,7 @@ def quantize(values: Array, grid: Grid) -> Array:
 
 def dequantize(codes: Array, grid: Grid) -> FloatArray:
     """The real values of codes, as DequantizeLinear computes them."""
-    scale, zero_point = _along_axis(grid, codes.ndim)
+    scale, zero_point = _along_axis(grid, codes.shape)
     return (codes.astype(np.int32) - zero_point).astype(np.float32) * scale
 
 
@@ -126,5 +127,14 @@ def along(values: Array, axis: int | None, ndim: int) -> Array:
     return values.reshape(shape)
 
 
-def _along_axis(grid: Grid, ndim: int) -> tuple[FloatArray, npt.NDArray[np.int32]]:
-    return along(grid.scale, grid.axis, ndim), along(grid.zero_point, grid.axis, ndim)
+def turned(grid: Grid) -> Grid:
+    """The grid of the transposed matrix."""
+    axis = None if grid.axis is None else 1 - grid.axis
+    return replace(grid, scale=grid.scale.T, zero_point=grid.zero_point.T, axis=axis)  # a vector stays as it is
+
+
+def _along_axis(grid: Grid, shape: tuple[int, ...]) -> tuple[FloatArray, npt.NDArray[np.int32]]:
+    if grid.block is None or grid.axis is None:
+        return along(grid.scale, grid.axis, len(shape)), along(grid.zero_point, grid.axis, len(shape))
+    whose = np.arange(shape[grid.axis]) // grid.block
+    return grid.scale.take(whose, grid.axis), grid.zero_point.take(whose, grid.axis)

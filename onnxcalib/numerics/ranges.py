@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -93,12 +94,24 @@ ESTIMATORS: dict[str, Callable[[TensorStatistics, GridKind], Range]] = {
 def weight_grid(weight: Array, kind: GridKind, axis: int | None, method: str) -> Grid:
     """The weight's own grid: its extremes for minmax and averaged, else the least squared error, channel by channel."""
     rows = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1) if axis is not None else weight.reshape(1, -1)
-    low, high = rows.min(axis=1).astype(np.float64), rows.max(axis=1).astype(np.float64)
-    if method in ("mse", "percentile", "entropy"):
-        low, high = _least_error(rows, low, high, kind)
+    low, high = _row_ranges(rows, kind, method)
     if axis is None:
         return make_grid(low[0], high[0], kind)
     return make_grid(low, high, kind, axis)
+
+
+def blocked_grid(weight: Array, kind: GridKind, axis: int, block: int, method: str) -> Grid:
+    """The same for blocks along an axis; what the last one lacks counts as zero, which every grid holds."""
+    last = np.moveaxis(weight, axis, -1)
+    padded = np.pad(last, [(0, 0)] * (weight.ndim - 1) + [(0, -weight.shape[axis] % block)])
+    ranges = _row_ranges(padded.reshape(-1, block), kind, method)
+    low, high = (np.moveaxis(ends.reshape(*last.shape[:-1], -1), -1, axis) for ends in ranges)
+    return replace(make_grid(low, high, kind, axis), block=block)
+
+
+def _row_ranges(rows: Array, kind: GridKind, method: str) -> tuple[FloatArray, FloatArray]:
+    low, high = rows.min(axis=1).astype(np.float64), rows.max(axis=1).astype(np.float64)
+    return _least_error(rows, low, high, kind) if method in ("mse", "percentile", "entropy") else (low, high)
 
 
 def _least_error(rows: Array, low: FloatArray, high: FloatArray, kind: GridKind) -> tuple[FloatArray, FloatArray]:

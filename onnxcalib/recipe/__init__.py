@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxcalib.recipe.choices import (
     ENUMS,
+    FLOAT_BITS,
     MAX_BITS,
     MIN_BITS,
     BatchNormReference,
@@ -25,7 +26,8 @@ from onnxcalib.recipe.template import template
 from onnxcalib.recipe.toml import read_options, read_recipe, read_settings, write_recipe, write_settings
 
 __all__ = [
-    "ADVANCED", "ENUMS", "IMAGES", "IMAGE_KEYS", "KEYS", "MAX_BITS", "MIN_BITS", "MIXED", "PRESETS", "RECIPE_FIELDS",
+    "ADVANCED", "ENUMS", "FLOAT_BITS", "IMAGES", "IMAGE_KEYS", "KEYS", "MAX_BITS", "MIN_BITS", "MIXED", "PRESETS",
+    "RECIPE_FIELDS",
     "BatchNormReference", "Engine", "LayerOptimizer", "Pipeline", "Precision", "RangeMethod", "Recipe", "Settings",
     "Training", "parse_bits", "parse_choice", "parse_pair", "preprocess_of", "read_options", "read_recipe",
     "read_settings", "settings_of", "template", "write_recipe", "write_settings",

@@ -11,6 +11,7 @@ from onnxcalib.errors import RecipeError
 from onnxcalib.numerics.loss import LossKind
 
 MIN_BITS, MAX_BITS = 2, 8
+FLOAT_BITS = 32  # of an activation that is not quantized
 
 
 class Pipeline(enum.StrEnum):
@@ -70,20 +71,29 @@ class Precision:
 
     def __post_init__(self) -> None:
         for what, bits in (("weight", self.weight), ("activation", self.activation)):
-            if not MIN_BITS <= bits <= MAX_BITS:
+            if not MIN_BITS <= bits <= MAX_BITS and not (what == "activation" and bits == FLOAT_BITS):
                 raise RecipeError(f"{bits} {what} bits are out of range.", f"Choose {MIN_BITS} to {MAX_BITS}.")
 
     @classmethod
     def parse(cls, text: str) -> Precision:
-        """Reads "w4a8", or "8" for w8a8."""
-        match = re.fullmatch(r"w(\d+)a(\d+)|(\d+)", text.strip().lower())
+        """Reads "w4a8", "8" for w8a8, or "w4" for weights alone."""
+        match = re.fullmatch(r"w(\d+)(?:a(\d+))?|(\d+)", text.strip().lower())
         if match is None:
-            raise RecipeError(f"'{text}' is not a precision.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
+            raise RecipeError(f"'{text}' is not a precision.", "Write 8, w4a8, w4, or a list such as w4a4,w8a8.")
         weight, activation, both = match.groups()
-        return cls(int(weight or both), int(activation or both))
+        return cls(int(weight or both), int(activation or both or FLOAT_BITS))
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether the activation stays float."""
+        return self.activation == FLOAT_BITS
+
+    def edge(self, bits: int) -> Precision:
+        """That of an edge layer beside layers of this precision."""
+        return Precision(bits, FLOAT_BITS if self.weight_only else bits)
 
     def __str__(self) -> str:
-        return f"w{self.weight}a{self.activation}"
+        return f"w{self.weight}" if self.weight_only else f"w{self.weight}a{self.activation}"
 
 
 def parse_bits(text: str) -> tuple[Precision, ...]:

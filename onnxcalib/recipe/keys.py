@@ -57,8 +57,9 @@ def _example(name: str, kind: Kind, says: str, shown: Any) -> Key:
 SECTIONS: dict[str, tuple[Key, ...]] = {
     "What runs, and how fine": (
         Key("pipeline", Kind.WORD, f"Which stages run: {_listed(Pipeline)}", "plain"),
-        Key("bits", Kind.BITS, "Bits of weights and activations: 8, w4a8, or a list to mix: w4a4,w8a8", "8"),
+        Key("bits", Kind.BITS, "Bits: 8, w4a8, w4 for weights alone, or a list to mix: w4a4,w8a8", "8"),
         _example("edge_bits", Kind.INTEGER, "Bits of the first and the last layer", 8),
+        _example("block_size", Kind.INTEGER, "Weights alone: so many share a scale in Gemm and MatMul", 32),
         Key("target", Kind.WORD, f"What the file is for: {_listed(TARGETS)}, or a TOML file", "ort"),
         Key("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}", "auto"),
         Key("include", Kind.WORDS, "Quantize only layers with such names (globs)", ()),

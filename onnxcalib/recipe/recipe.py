@@ -18,6 +18,8 @@ from onnxcalib.recipe.choices import (
     Training,
 )
 
+LEAST_BLOCK = 16
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -26,6 +28,7 @@ class Recipe:
     pipeline: Pipeline = Pipeline.PLAIN
     bits: tuple[Precision, ...] = (Precision(8, 8),)
     edge_bits: int | None = None
+    block_size: int | None = None  # weights that share a scale, along the sums of Gemm and MatMul
     target: str = "ort"
     ranges: RangeMethod = RangeMethod.AUTO
     include: tuple[str, ...] = ()
@@ -52,6 +55,7 @@ class Recipe:
             raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
         if self.edge_bits is not None:
             Precision(self.edge_bits, self.edge_bits)
+        self._check_weight_only()
         if self.pipeline is not Pipeline.ADVANCED:
             self._refuse(ADVANCED, f"has no effect in the {self.pipeline} pipeline", "Add --pipeline advanced.")
         elif self.steps is not None and self.steps < 1:
@@ -67,6 +71,30 @@ class Recipe:
     def base(self) -> Precision:
         """The precision that every other is compared with: the highest."""
         return Precision(max(bits.weight for bits in self.bits), max(bits.activation for bits in self.bits))
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether activations stay float."""
+        return self.bits[0].weight_only
+
+    def _check_weight_only(self) -> None:
+        if len({precision.weight_only for precision in self.bits}) > 1:
+            listed = ",".join(map(str, self.bits))
+            raise RecipeError(
+                f"--bits {listed} mixes layers that read float activations with layers that read quantized ones.",
+                "Give either all of them activation bits, or none.",
+            )
+        if self.block_size is None:
+            return
+        if not self.weight_only:
+            raise RecipeError("--block-size has no effect where activations are quantized.", "Give --bits w4 or w8.")
+        if self.block_size < LEAST_BLOCK or self.block_size & (self.block_size - 1):
+            raise RecipeError(
+                f"--block-size {self.block_size} is not a power of two from {LEAST_BLOCK} on, which runtimes ask for.",
+                "Give 32, 64 or 128.",
+            )
+        if self.pipeline is Pipeline.ADVANCED:
+            raise RecipeError("--block-size cannot be trained by the advanced pipeline.", "Use --pipeline light.")
 
     def _check_plain(self) -> None:
         if len(self.bits) > 1:

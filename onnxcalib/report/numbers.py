@@ -103,6 +103,7 @@ def stage_rows(result: Result) -> list[Numbers]:
     steps = (
         ("batch-norm tuning", result.tuned),
         (f"sequential {result.optimizer}", result.trained),
+        ("joint AdaQuant", result.joint),
         ("bias tuning", result.biases),
     )
     return [

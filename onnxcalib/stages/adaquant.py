@@ -104,8 +104,8 @@ class LayerProblem:
     target: Target
     start: LayerParams
     bits: int  # of the weight
-    grid: Grid  # on which the layer reads its input
-    input_kind: GridKind | None  # None: the inputs come quantized
+    grid: Grid | None  # on which the layer reads its input; None: that is float
+    input_kind: GridKind | None  # None: the inputs come quantized, or stay float
     trains_input: bool  # else its grid stays as it is
     optimizer: LayerOptimizer = LayerOptimizer.ADAQUANT
 
@@ -262,7 +262,7 @@ def _loss(problem: LayerProblem, schedule: Schedule, energy: float) -> LayerLoss
     kind = problem.target.weight_kind(problem.bits)
     weights = _quantizer(start.grid, kind, trained=not (adaround or kind.power_of_two))
     inputs = None
-    if problem.input_kind is not None:
+    if problem.input_kind is not None and problem.grid is not None:
         trained = problem.trains_input and not problem.input_kind.power_of_two
         inputs = _quantizer(problem.grid, problem.input_kind, trained=trained)
     bias = start.bias

@@ -173,7 +173,7 @@ def refuse_layer(
     params: LayerParams,
     layer: Layer,
     target: Target,
-    activation: Grid,
+    activation: Grid | None,
     wanted: ChannelStatistics,
     found: ChannelStatistics,
     *,
@@ -190,9 +190,11 @@ def refuse_layer(
     if params.grid.axis is None:
         return replace(params, bias=tuned)
     # A scale that shrank below what the int32 bias needs is held there, and the shift follows it.
-    least = least_scale(layer, target, tuned, activation, per_channel=True)
-    factor = np.maximum(factor, least.astype(np.float32) / params.grid.scale)
+    if params.grid.block is None:
+        least = least_scale(layer, target, tuned, activation, per_channel=True)
+        factor = np.maximum(factor, least.astype(np.float32) / params.grid.scale)
     tuned = (factor * bias + (wanted.mean - factor * found.mean)).astype(np.float32)
-    scales = (params.grid.scale * factor).astype(np.float32)
-    weight = params.weight * along(factor.astype(np.float32), params.grid.axis, params.weight.ndim)
+    spread = factor if params.grid.block is None else along(factor, layer.channel_axis, params.grid.scale.ndim)
+    scales = (params.grid.scale * spread).astype(np.float32)
+    weight = params.weight * along(factor.astype(np.float32), layer.channel_axis, params.weight.ndim)
     return replace(params, grid=replace(params.grid, scale=scales), bias=tuned, weight=weight)

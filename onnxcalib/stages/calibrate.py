@@ -28,6 +28,8 @@ def calibrate(model: Model, places: Places, data: Dataset, progress: Progress) -
     """Requires a prepared model; the extremes come first, for the histograms lie between them."""
     # Tensors that keep another's grid need no statistics of their own.
     names = [tensor.name for tensor in places.tensors.values() if tensor.same_grid_as is None]
+    if not names:  # only weights are quantized
+        return Statistics({}, len(data))
     session = Session(with_outputs(model.proto, names), model.source)
     batch = fitting_batch(session, data)
     extremes = {name: Extremes() for name in names}

@@ -16,7 +16,7 @@ def fixed_precision(
     chosen = dict.fromkeys((layer.name for layer in layers), precision)
     if edge_bits is not None:
         for layer in (layers[0], layers[-1]):
-            chosen[layer.name] = Precision(edge_bits, edge_bits)
+            chosen[layer.name] = precision.edge(edge_bits)
     return share_activation_bits(chosen, places)
 
 

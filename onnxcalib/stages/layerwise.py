@@ -112,7 +112,7 @@ class Layerwise:
         for layer in layers:
             inputs, targets = {**spilled, **read}.get(layer.input), spilled.get(layer.activated)
             for precision, params in candidates.layers[layer.name].items():
-                grid = candidates.inputs[layer.input].get(precision.activation) or candidates.carried[layer.input]
+                grid = candidates.inputs[layer.input].get(precision.activation) or candidates.carried.get(layer.input)
                 problem = self.problem(layer, precision, params, grid)
                 jobs.append((layer.name, precision, pool.submit(self._optimised, problem, inputs, targets, 1)))
         # Long layers first would finish sooner, but results are wanted in order.
@@ -130,15 +130,16 @@ class Layerwise:
                 raise
             return Optimised(problem.start, 0.0, 0.0, str(error))
 
-    def problem(self, layer: Layer, precision: Precision, start: LayerParams, grid: Grid) -> LayerProblem:
+    def problem(self, layer: Layer, precision: Precision, start: LayerParams, grid: Grid | None) -> LayerProblem:
         """What there is to train in a layer."""
-        tensor = self.places.group(layer)
-        # At eight bits a carried tensor is read as it is; a grid that several layers share stays as it is.
-        own = not tensor.carried or precision.activation < 8
-        kind = self.target.activation_kind(precision.activation, positive=not grid.signed) if own else None
-        return LayerProblem(
-            self.model, layer, self.target, start, precision.weight, grid, kind, len(tensor.layers) == 1, self.optimizer
-        )
+        kind, alone = None, False
+        if grid is not None:
+            tensor = self.places.group(layer)
+            # At eight bits a carried tensor is read as it is; a grid that several layers share stays as it is.
+            if not tensor.carried or precision.activation < 8:
+                kind = self.target.activation_kind(precision.activation, positive=not grid.signed)
+            alone = len(tensor.layers) == 1
+        return LayerProblem(self.model, layer, self.target, start, precision.weight, grid, kind, alone, self.optimizer)
 
     def _chunks(self, sizes: Mapping[str, int]) -> Iterator[list[Layer]]:
         """Layers in order whose tensors, so many bytes a sample, fit on disk together."""

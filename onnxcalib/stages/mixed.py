@@ -120,7 +120,7 @@ def pins_of(table: SensitivityTable, recipe: Recipe) -> dict[str, Precision]:
     names = [row.layer for row in table.layers]
     pins = {}
     if recipe.edge_bits is not None:
-        pins = dict.fromkeys((names[0], names[-1]), Precision(recipe.edge_bits, recipe.edge_bits))
+        pins = dict.fromkeys((names[0], names[-1]), recipe.base.edge(recipe.edge_bits))
     for text in recipe.pins:
         pattern, precision = parse_pair("pin", text)
         matched = fnmatch.filter(names, pattern)

@@ -187,7 +187,7 @@ class _Training:
             if bias is not None:
                 grid = with_least_scale(grid, least_scale(layer, target, bias, read, per_channel=grid.axis is not None))
             params = replace(params, codes=quantize(weight, grid), grid=grid, weight=weight, input=None)
-        if bias is not None and target.integer_bias and layer.bias_node is None:
+        if bias is not None and read is not None and target.integer_bias and layer.bias_node is None:
             most = bias_scale(params.grid, read) * np.float32(BIAS_STEPS)
             bias = np.clip(bias, -most, most)
         return params if bias is params.bias else replace(params, bias=bias)

@@ -12,7 +12,7 @@ from onnxcalib.model.layers import Layer, weights_of
 from onnxcalib.model.placement import Places, QuantizedTensor
 from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.grid import Grid, make_grid, quantize, with_least_scale
-from onnxcalib.numerics.ranges import ESTIMATORS, weight_grid
+from onnxcalib.numerics.ranges import ESTIMATORS, blocked_grid, weight_grid
 from onnxcalib.plan import Candidates, LayerParams
 from onnxcalib.recipe import MAX_BITS, Precision, RangeMethod
 from onnxcalib.stages.calibrate import Statistics
@@ -30,6 +30,7 @@ class Ranges:
 
     activations: Mapping[int, RangeMethod]  # by bits
     weights: RangeMethod
+    block: int | None = None  # of the weights of Gemm and MatMul
 
 
 def round_to_nearest(
@@ -42,7 +43,8 @@ def round_to_nearest(
     ranges: Ranges,
 ) -> Candidates:
     """Every layer at every precision of its menu."""
-    carried, inputs = {}, {}
+    carried: dict[str, Grid] = {}
+    inputs: dict[str, dict[int, Grid]] = {layer.input: {} for layer in layers}
     for tensor in places.tensors.values():
         if tensor.carried or not tensor.layers:
             carried[tensor.name] = _activation_grid(tensor, statistics, MAX_BITS, target, ranges)
@@ -56,8 +58,8 @@ def round_to_nearest(
     params: dict[str, dict[Precision, LayerParams]] = {layer.name: {} for layer in layers}
     for layer in layers:
         for precision in menu[layer.name]:
-            grid = inputs[layer.input].get(precision.activation) or carried[layer.input]
-            params[layer.name][precision] = _round_layer(model, layer, precision.weight, grid, target, ranges.weights)
+            grid = inputs[layer.input].get(precision.activation) or carried.get(layer.input)
+            params[layer.name][precision] = _round_layer(model, layer, precision.weight, grid, target, ranges)
     used = ", ".join(sorted({method.value for method in ranges.activations.values()}))
     tensors = {layer.name: layer.input for layer in layers}
     return Candidates(target.name, used, carried, inputs, params, tensors)
@@ -74,23 +76,26 @@ def _activation_grid(
 
 
 def _round_layer(
-    model: Model, layer: Layer, bits: int, activation: Grid, target: Target, method: RangeMethod
+    model: Model, layer: Layer, bits: int, activation: Grid | None, target: Target, ranges: Ranges
 ) -> LayerParams:
     """A layer's codes at a precision."""
     values = weights_of(model, [name for name in (layer.weight, layer.bias) if name])
     weight, bias = values[layer.weight], values[layer.bias] if layer.bias else None
     axis = layer.channel_axis if target.has_channels(layer.op) and layer.per_channel else None
-    grid = weight_grid(weight, target.weight_kind(bits), axis, method)
-    if bias is not None:
+    if ranges.block is not None and layer.has_sums:
+        grid = blocked_grid(weight, target.weight_kind(bits), 1 - layer.channel_axis, ranges.block, ranges.weights)
+    else:
+        grid = weight_grid(weight, target.weight_kind(bits), axis, ranges.weights)
+    if bias is not None and activation is not None:
         grid = with_least_scale(grid, least_scale(layer, target, bias, activation, per_channel=axis is not None))
     return LayerParams(quantize(weight, grid), grid, None if bias is None else bias.astype(np.float32), weight)
 
 
 def least_scale(
-    layer: Layer, target: Target, bias: npt.NDArray[np.float32], activation: Grid, *, per_channel: bool
+    layer: Layer, target: Target, bias: npt.NDArray[np.float32], activation: Grid | None, *, per_channel: bool
 ) -> npt.NDArray[np.float64]:
     """A channel of nearly zero weights would get a step too fine for its int32 bias."""
-    if not target.integer_bias or layer.bias_node is not None:
+    if not target.integer_bias or layer.bias_node is not None or activation is None:
         return np.zeros(())
     least = np.abs(bias.astype(np.float64)) / (float(activation.scale) * BIAS_STEPS)
     least = least if per_channel else np.asarray(least.max())

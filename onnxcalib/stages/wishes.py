@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from onnxcalib.errors import RecipeError
 from onnxcalib.model.layers import Layer
-from onnxcalib.recipe import Precision, Recipe
+from onnxcalib.recipe import FLOAT_BITS, Precision, Recipe
 from onnxcalib.stages.allocate import check_request
 from onnxcalib.stages.mixed import add_cost_tables, limits_of, pins_of
 from onnxcalib.stages.rounding import Menu
 from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
 from onnxcalib.targets import Target
-from onnxcalib.targets.target import widths
+from onnxcalib.targets.target import BLOCK_OPSET, widths
 
 
 def menus_of(layers: Sequence[Layer], recipe: Recipe) -> Menu:
@@ -22,20 +22,22 @@ def menus_of(layers: Sequence[Layer], recipe: Recipe) -> Menu:
         edges = {layer.name: layer.input for layer in (layers[0], layers[-1])}
         for layer in layers:
             if layer.name in edges:
-                menus[layer.name].add(Precision(recipe.edge_bits, recipe.edge_bits))
-            elif layer.input in edges.values():
+                menus[layer.name].add(recipe.base.edge(recipe.edge_bits))
+            elif layer.input in edges.values() and not recipe.weight_only:
                 menus[layer.name] |= {Precision(it.weight, recipe.edge_bits) for it in recipe.bits}
     return {name: tuple(sorted(menu)) for name, menu in menus.items()}
 
 
 def check_bits(recipe: Recipe, target: Target) -> tuple[Precision, ...]:
     """All precisions that are asked for, each of which the target must allow."""
-    edges = () if recipe.edge_bits is None else (Precision(recipe.edge_bits, recipe.edge_bits),)
+    if recipe.weight_only:
+        _check_weight_only(recipe, target)
+    edges = () if recipe.edge_bits is None else (recipe.base.edge(recipe.edge_bits),)
     asked = (*recipe.bits, *edges)
     for precision in asked:
         for what, bits, allowed in (
             ("weight", precision.weight, target.weight_bits),
-            ("activation", precision.activation, target.activation_bits),
+            ("activation", precision.activation, (*target.activation_bits, FLOAT_BITS)),
         ):
             if bits not in allowed:
                 option = "--edge-bits" if precision in edges and precision not in recipe.bits else "--bits"
@@ -45,6 +47,18 @@ def check_bits(recipe: Recipe, target: Target) -> tuple[Precision, ...]:
                     "for activations.",
                 )
     return asked
+
+
+def _check_weight_only(recipe: Recipe, target: Target) -> None:
+    if not target.weight_only_bits:
+        raise RecipeError(
+            f"target {target.name} has no use for quantized weights under float activations.", "Give --bits 8 or w4a8."
+        )
+    if recipe.block_size is not None and target.opset_limit < BLOCK_OPSET:
+        raise RecipeError(
+            f"--block-size needs opset {BLOCK_OPSET}, and target {target.name} reads {target.opset_limit} at most.",
+            "Leave it out.",
+        )
 
 
 def check_wishes(recipe: Recipe, layers: Sequence[Layer], menus: Menu) -> None:

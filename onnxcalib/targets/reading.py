@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -65,14 +65,14 @@ def _number(field: str, low: int, high: int) -> _Key:
     return _Key(f"a whole number from {low} to {high}", convert)
 
 
-def _bits(field: str) -> _Key:
+def _bits(field: str, choices: Collection[int] = range(2, 9), words: str = "2 to 8", *, empty: bool = False) -> _Key:
     def convert(value: Any) -> Fields:
-        whole = isinstance(value, list) and value and all(type(bits) is int and 2 <= bits <= 8 for bits in value)
-        if not whole:
+        whole = isinstance(value, list) and all(type(bits) is int and bits in choices for bits in value)
+        if not whole or not (value or empty):
             raise _BadValueError
         return {field: tuple(sorted(set(value)))}
 
-    return _Key("a list of widths from 2 to 8", convert)
+    return _Key(f"a list of widths from {words}", convert)
 
 
 def _per_channel() -> _Key:
@@ -116,6 +116,7 @@ KEYS: Mapping[str, _Key] = {
     "weights.symmetric": _flag("symmetric_weights"),
     "weights.per_channel": _per_channel(),
     "weights.bits": _bits("weight_bits"),
+    "weights.weight_only_bits": _bits("weight_only_bits", (4, 8), "4 and 8", empty=True),
     "weights.storage": _enum("storage", Storage),
     "bias.type": _enum("bias", Bias),
     "bias.ops": _words("bias_ops", LAYER_OPS[:3]),

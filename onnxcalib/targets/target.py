@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from onnxcalib.numerics.grid import GridKind
 
+BLOCK_OPSET = 21  # the first with int4 tensors and with scales for blocks
+
 
 class Placement(enum.StrEnum):
     """Which tensors get QDQ nodes."""
@@ -99,6 +101,8 @@ class Target:
     float_compute: bool = False  # keep runtimes from fusing convolutions into integer kernels
     fixed_shapes: bool = False  # a free batch is written as one
     shared_constants: bool = True  # equal constants are stored once
+    weight_only_bits: tuple[int, ...] = ()  # of weights under float activations
+    float_activations: bool = False  # nothing but weights is quantized
     oldest_opset: int = 13  # per-channel QuantizeLinear
     newest_opset: int = 21  # newer models are taken back to it where their nodes allow
     opset_limit: int = 21  # nothing newer is read at all
@@ -117,6 +121,18 @@ class Target:
         """The target in a form that onnxruntime computes to the last bit, whatever the file will look like."""
         return replace(self, storage=Storage.INT8, format=Format.QDQ, narrow=Narrow.CLIP_CODES)
 
+    @property
+    def weight_only(self) -> Target:
+        """The target where activations stay float: codes in the form that runtimes unpack within the product."""
+        return replace(
+            self,
+            bias=Bias.FLOAT,
+            storage=Storage.INT4,
+            weight_bits=self.weight_only_bits,
+            float_activations=True,
+            float_compute=False,
+        )
+
     def activation_kind(self, bits: int, *, positive: bool = False) -> GridKind:
         """The form of an activation's grid; positive says that no value is below zero."""
         signed, symmetric = self.signed_activations, self.symmetric_activations
@@ -132,7 +148,7 @@ class Target:
         """Whether a layer of that op may have one weight scale a channel."""
         return self.per_channel and op in self.per_channel_ops
 
-    def least_opset(self, weight_bits: set[int]) -> int:
-        """The oldest opset that holds weights of these widths: int4 tensors came with 21."""
+    def least_opset(self, weight_bits: set[int], *, blocks: bool = False) -> int:
+        """The oldest opset that holds weights of these widths: int4 tensors and blocks came with the same one."""
         four = self.storage in (Storage.INT4, Storage.INT4_CAST) and 4 in weight_bits
-        return max(self.oldest_opset, 21) if four else self.oldest_opset
+        return max(self.oldest_opset, BLOCK_OPSET) if four or blocks else self.oldest_opset

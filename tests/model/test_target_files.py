@@ -232,7 +232,8 @@ def test_int4_with_a_cast_runs_in_integer_kernels(tmp_path: Path) -> None:
     assert file.opset_import[0].version == 21
     path = tmp_path / "optimized.onnx"
     session_of(file, optimized_model_filepath=str(path))
-    assert op_types(onnx.load(path)).count("QLinearConv") == 4
+    # The other two end in an Add and in a pool that OpenVINO takes as they are.
+    assert op_types(onnx.load(path)).count("QLinearConv") == 2
 
 
 def test_a_mixed_request_counts_what_the_target_stores() -> None:
