@@ -31,6 +31,7 @@ from onnxcalib.stages.biastune import BiasTuned, BiasTuner
 from onnxcalib.stages.calibrate import Statistics, calibrate
 from onnxcalib.stages.fixed import fixed_precision
 from onnxcalib.stages.layerwise import Layerwise
+from onnxcalib.stages.memo import FORGETFUL, Memo
 from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign, limits_of, pins_of
 from onnxcalib.stages.rounding import Menu, Ranges, round_to_nearest
 from onnxcalib.stages.sensitivity_table import SensitivityTable
@@ -109,10 +110,10 @@ def check_reachable(job: Job, candidates: Candidates) -> None:
     minimise_loss(table, limits_of(table, job.recipe), pins_of(table, job.recipe))
 
 
-def measure_sensitivity(job: Job, candidates: Candidates) -> sensitivity_stage.Measured:
+def measure_sensitivity(job: Job, candidates: Candidates, memo: Memo = FORGETFUL) -> sensitivity_stage.Measured:
     """The sensitivity table of the job's layers."""
     data = first(job.data, sensitivity_stage.SAMPLES)
-    return sensitivity_stage.measure(_problem(job, candidates), data, _loss_kind(job.recipe), job.progress)
+    return sensitivity_stage.measure(_problem(job, candidates), data, _loss_kind(job.recipe), job.progress, memo)
 
 
 def _problem(job: Job, candidates: Candidates) -> sensitivity_stage.Problem:
@@ -149,29 +150,29 @@ def tune_batch_norm(job: Job, plan: QuantPlan) -> Tuned:
     return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
 
 
-def train_in_parallel(job: Job, candidates: Candidates) -> Candidates:
+def train_in_parallel(job: Job, candidates: Candidates, memo: Memo = FORGETFUL) -> Candidates:
     """Every layer at every precision, trained on the float model's inputs."""
-    return layerwise(job).parallel(candidates)
+    return layerwise(job, memo).parallel(candidates)
 
 
-def train_in_turn(job: Job, plan: QuantPlan) -> Trained:
+def train_in_turn(job: Job, plan: QuantPlan, memo: Memo = FORGETFUL) -> Trained:
     """Layer after layer, trained on the quantized network's inputs; kept if the held-out loss falls."""
     teacher = Teacher(job.model, parted(job.data)[1], temperature=TEMPERATURE)
-    trained, obstacles = layerwise(job).sequential(plan)
+    trained, obstacles = layerwise(job, memo).sequential(plan)
     before, after = (teacher.loss_of(job.write(each)) for each in (plan, trained))
     return Trained(trained, before, after, obstacles) if after < before else Trained(plan, before, before, obstacles)
 
 
-def tune_biases(job: Job, plan: QuantPlan) -> BiasTuned:
+def tune_biases(job: Job, plan: QuantPlan, memo: Memo = FORGETFUL) -> BiasTuned:
     """Bias tuning on most of the samples, judged on the others."""
     data, held_out = parted(job.data)
     teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
     engine = job.recipe.engine or Engine.AUTO
     tuner = BiasTuner(job.model, job.layers, job.target, data, teacher, engine, bool(job.recipe.strict))
-    return tuner.tune(plan, job.progress)
+    return tuner.tune(plan, job.progress, memo)
 
 
-def layerwise(job: Job) -> Layerwise:
+def layerwise(job: Job, memo: Memo = FORGETFUL) -> Layerwise:
     """Training of single layers, as the recipe asks for it."""
     recipe = job.recipe
     schedule = SCHEDULES[recipe.training or Training.STANDARD]
@@ -188,6 +189,7 @@ def layerwise(job: Job) -> Layerwise:
         job.workers,
         job.progress,
         bool(recipe.strict),
+        memo,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from onnxcalib.numerics.loss import TEMPERATURE, Head, log_probabilities
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Engine
 from onnxcalib.stages.calibrate import Progress
+from onnxcalib.stages.memo import FORGETFUL, Memo
 from onnxcalib.stages.rounding import BIAS_STEPS
 from onnxcalib.stages.teacher import Teacher
 from onnxcalib.targets import Storage, Target
@@ -34,6 +36,7 @@ STEPS = 200
 BATCH = 16
 RATE = 3e-3  # in deviations of the layer's output
 CHECKS = 10
+STATE = "state"  # the name of what is kept after each check
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class BiasTuner:
     engine: Engine
     strict: bool = False
 
-    def tune(self, plan: QuantPlan, progress: Progress) -> BiasTuned:
+    def tune(self, plan: QuantPlan, progress: Progress, memo: Memo = FORGETFUL) -> BiasTuned:
         """The held-out samples choose among the start and the states on the way: at first the loss often rises."""
         before = self._loss(plan)
         if not self.teacher.heads or not any(layer.takes_bias for layer in self.layers):
@@ -69,8 +72,10 @@ class BiasTuner:
             if self.strict:
                 raise
             return BiasTuned(plan, before, before, error)
-        best, least = plan, before
-        for step in range(1, STEPS + 1):
+        best, least, done = plan, before, 0
+        if (kept := memo.found([STATE])[0]) is not None:
+            done, least, best = kept["done"], kept["least"], training.restore(kept)
+        for step in range(done + 1, STEPS + 1):
             training.step(step)
             progress("bias tuning", step, STEPS)
             if step % (STEPS // CHECKS):
@@ -79,6 +84,7 @@ class BiasTuner:
             loss = self._loss(trial)
             if loss < least:
                 best, least = trial, loss
+            memo.put(STATE, {"least": least, **training.state(step, best)})
         return BiasTuned(best, before, least)
 
     def written(self, plan: QuantPlan) -> onnx.ModelProto:
@@ -110,6 +116,20 @@ class _Training:
         feed = next(self.feeds)
         self.gradients.run({**feed, **{truth_name(name): value for name, value in self._truth(feed).items()}})
         self.adam.step(self.gradients.gradients, cosine(number, STEPS))
+
+    def state(self, done: int, best: QuantPlan) -> dict[str, Any]:
+        """Where the training stands, with the biases of the best plan so far."""
+        biases = {name: params.bias for name, params in best.layers.items()}
+        return {"done": done, "best": biases, "parameters": self.gradients.parameters, "moments": self.adam.moments}
+
+    def restore(self, state: Mapping[str, Any]) -> QuantPlan:
+        """Goes on from where another stood; gives the best plan until then."""
+        for name, value in self.gradients.parameters.items():
+            value[...] = state["parameters"][name]
+        self.adam.restore(state["done"], state["moments"])
+        self.feeds = itertools.islice(self.feeds, state["done"], None)
+        best = {name: replace(params, bias=state["best"][name]) for name, params in self.start.layers.items()}
+        return replace(self.start, layers=best)
 
     def plan(self) -> QuantPlan:
         """The plan with the biases as they are now."""
