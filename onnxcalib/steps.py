@@ -91,7 +91,10 @@ def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
         return at(job.recipe.ranges, job.recipe.ranges)
     lowest = {name: choices[0] if len(choices) == 1 else min(job.recipe.bits) for name, choices in menu.items()}
     teacher = Teacher(job.model, first(job.data, RANGE_SAMPLES), temperature=TEMPERATURE)
-    losses = {method: loss_of(method) for method in RANGE_CANDIDATES}
+    losses = {}
+    for done, method in enumerate(RANGE_CANDIDATES, 1):
+        losses[method] = loss_of(method)
+        job.progress("ranges", done, len(RANGE_CANDIDATES))
     best = min(losses, key=losses.__getitem__)
     # Ranges that clip more are fragile once tuning moves the activations: they must be clearly better.
     clearly = losses[best] < RANGE_MARGIN * losses[RangeMethod.MSE]

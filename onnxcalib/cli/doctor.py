@@ -19,14 +19,15 @@ def doctor() -> None:
     click.echo(f"onnxcalib {__version__}")
     click.echo(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
     for name in PACKAGES:
-        click.echo(f"{name} {_version(name)}")
+        click.echo(f"{name} {version_of(name)}")
     runtime = find_runtime()
     click.echo(f"runtime {', '.join(runtime.packages) or 'onnxruntime'} {runtime.version}")
     through = "through ONNX Runtime training" if runtime.gradients else "not through this runtime"
     click.echo(f"gradients {'available' if runtime.gradients else 'not available'}, {through}")
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """The version of an installed package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

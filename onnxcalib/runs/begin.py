@@ -21,7 +21,6 @@ from onnxcalib.runs.values import digest
 @contextlib.contextmanager
 def running(started: Start, folder: Path | None, tell: Tell) -> Iterator[Start]:
     """The jobs, with a run that tells what happens and keeps values in the folder, if there is one."""
-    job = started.jobs[0]
     tell(Event("start", {**_told(started), **software(), "run_dir": None if folder is None else str(folder)}))
     if folder is None:
         yield replace(started, jobs=tuple(replace(each, run=Run(tell)) for each in started.jobs))
@@ -32,7 +31,8 @@ def running(started: Start, folder: Path | None, tell: Tell) -> Iterator[Start]:
 
         def about() -> dict[str, Any]:
             now = time.strftime("%Y-%m-%d %H:%M:%S")
-            return {**_told(started), **software(), **digests[0](), "recipe": write_recipe(job.recipe), "started": now}
+            own = {**software(), **digests[0]()}
+            return {**_told(started), **own, "about": digest(own), "started": now}
 
         directory = RunDirectory(folder, about, tell, stack)
         runs = [Run(tell, directory, partial(_origin, found)) for found in digests]
@@ -47,7 +47,7 @@ def _told(started: Start) -> dict[str, Any]:
         "data": job.data.source,
         "samples": len(job.data),
         "target": job.target.name,
-        "pipeline": str(job.recipe.pipeline),
+        "recipe": write_recipe(job.recipe),
         "layers": [layer.name for each in started.jobs for layer in each.layers],
     }
 

@@ -6,8 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from onnxcalib.recipe import Recipe
 from onnxcalib.runs.events import Event, Tell
@@ -23,6 +24,8 @@ Value = TypeVar("Value")
 PARALLEL = "parallel"
 IN_PARTS = {PARALLEL, "sensitivity", "sequential", "biases"}
 
+WORDS = {"parallel": "parallel training", "sequential": "sequential training", "biases": "bias tuning"}
+
 
 @dataclass
 class RunDirectory:
@@ -34,23 +37,26 @@ class RunDirectory:
     stack: contextlib.ExitStack
     reused: dict[str, str] = field(default_factory=dict)  # in the order of the stages
     announced: bool = False
-    _store: Store | None = None
 
-    @property
-    def store(self) -> Store:
-        """The values."""
-        if self._store is None:
-            self._about = self.about()
-            self._store = self.stack.enter_context(opened(self.folder, self._about, self.tell))
-        return self._store
+    @cached_property
+    def _about(self) -> dict[str, Any]:
+        return self.about()
+
+    @cached_property
+    def _store(self) -> Store:
+        return self.stack.enter_context(opened(self.folder, self._about, self.tell))
 
     def get(self, stage: str, key: str) -> Any | None:
         """A value; a damaged one is named, and computed again, for all that it takes is there."""
         try:
-            return self.store.get(stage, key)
+            return self._store.get(stage, key)
         except DamagedError as error:
             self.tell(Event("warning", {"message": f"{error.message} It is computed again."}))
             return None
+
+    def put(self, stage: str, key: str, value: Any, **more: Any) -> None:
+        """Keeps a value."""
+        self._store.put(stage, key, value, about=self._about["about"], **more)
 
     def announce(self) -> None:
         """Says once what need not be computed."""
@@ -95,15 +101,15 @@ class Run:
         key = digest(origin, stage, options, inputs)
         found = directory.get(stage, key)
         if found is not None:
-            directory.reused[stage] = stage
+            directory.reused[stage] = WORDS.get(stage, stage)
             return found, True
         if stage not in IN_PARTS:
             directory.announce()
         prefix = digest(origin, stage, options, () if stage == PARALLEL else inputs)
-        value = compute(Parts(directory, stage, prefix, origin))
-        directory.store.put(stage, key, value, origin=origin)
+        value = compute(Parts(directory, stage, prefix))
+        directory.put(stage, key, value)
         # What goes on is what was stored, to the last bit: a resumed run sees the same.
-        return directory.store.get(stage, key), False  # type: ignore[return-value]
+        return cast("Value", directory.get(stage, key)), False
 
 
 UNWATCHED = Run()
@@ -116,7 +122,6 @@ class Parts:
     directory: RunDirectory
     stage: str
     prefix: str
-    origin: str
 
     @property
     def scratch(self) -> Path:
@@ -128,13 +133,14 @@ class Parts:
         values = [self.directory.get(self._name, self._key(part)) for part in parts]
         count = sum(value is not None for value in values)
         if count:
-            self.directory.reused[self.stage] = f"{count} of {len(values)} parts of {self.stage}"
+            share = f"{count} of {len(values)} layers" if len(values) > 1 else "the beginning"
+            self.directory.reused[self.stage] = f"{share} of {WORDS.get(self.stage, self.stage)}"
         self.directory.announce()
         return values
 
     def put(self, part: Any, value: Any) -> None:
         """Keeps the value of a part."""
-        self.directory.store.put(self._name, self._key(part), value, origin=self.origin, part_of=self.stage)
+        self.directory.put(self._name, self._key(part), value, part_of=self.stage)
 
     @property
     def _name(self) -> str:
