@@ -18,7 +18,7 @@ def main() -> None:
         import click
 
         from onnxcalib.cli.commands import cli
-        from onnxcalib.errors import OnnxcalibError
+        from onnxcalib.errors import OnnxcalibError, OutputError
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Abort as stop:
@@ -30,6 +30,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OnnxcalibError as error:
         sys.exit(_stop(f"Error: {error}", error.exit_code))
+    except OSError as error:
+        # A full disk can strike anywhere.
+        sys.exit(_stop(f"Error: {error.filename or 'a file'}: {error.strerror or error}.", OutputError.exit_code))
 
 
 @contextlib.contextmanager

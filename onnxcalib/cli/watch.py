@@ -50,6 +50,7 @@ class Watch:
         self._bar, self._verbose, self._as_json = bar, verbose, as_json
         self._tasks: dict[str, TaskID] = {}
         self._current: str | None = None  # the stage that has begun, until its own progress takes its place
+        self._shown: TaskID | None = None  # the bar that moved last
         self._last = -math.inf
 
     def __call__(self, stage: str, done: int, total: int) -> None:
@@ -62,8 +63,9 @@ class Watch:
         self._current = None
         task = self._tasks.get(stage)
         if task is None:
-            self._tasks[stage] = self._bar.add_task(stage, total=total, completed=done)
+            self._shown = self._tasks[stage] = self._bar.add_task(stage, total=total, completed=done)
             return
+        self._shown = task
         if done < self._bar.tasks[self._bar.task_ids.index(task)].completed:
             self._bar.reset(task)  # the same stage of the next model
         self._bar.update(task, completed=done, total=total)
@@ -89,14 +91,16 @@ class Watch:
         self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _begin(self, stage: str) -> None:
-        self._end()
         if stage not in self._tasks:
-            self._tasks[stage], self._current = self._bar.add_task(stage, total=None), stage
+            self._shown = self._tasks[stage] = self._bar.add_task(stage, total=None)
+            self._current = stage
 
     def _end(self) -> None:
-        if self._current is not None:
-            self._bar.update(self._tasks[self._current], total=1, completed=1)
-        self._current = None
+        """A stage may end before its time, or without any progress of its own."""
+        if self._shown is not None:
+            done = self._bar.tasks[self._bar.task_ids.index(self._shown)].completed or 1
+            self._bar.update(self._shown, total=done, completed=done)
+        self._current = self._shown = None
 
     def _progress_event(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()

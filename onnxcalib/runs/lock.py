@@ -14,7 +14,12 @@ from onnxcalib.errors import OutputError
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Holds the lock, or says who does."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise OutputError(
+            f"run directory {path.parent} cannot be written: {error.strerror}.", "Name another with --run-dir."
+        ) from error
     try:
         try:
             _take(handle)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from onnxcalib.recipe import Recipe
 from onnxcalib.runs.events import Event, Tell
@@ -109,7 +109,8 @@ class Run:
         value = compute(Parts(directory, stage, prefix))
         directory.put(stage, key, value)
         # What goes on is what was stored, to the last bit: a resumed run sees the same.
-        return cast("Value", directory.get(stage, key)), False
+        stored = directory.get(stage, key)
+        return value if stored is None else stored, False
 
 
 UNWATCHED = Run()

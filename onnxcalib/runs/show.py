@@ -56,5 +56,6 @@ def show(folder: Path) -> Shown:
             continue
         own = entry.header["about"] == about["about"]
         stage = entry.header.get("part_of", entry.header["stage"])
-        (shown.stages[stage] if own else shown.others).add(entry.header, entry.bytes)
+        row = shown.stages.setdefault(stage, StageRow(stage)) if own else shown.others
+        row.add(entry.header, entry.bytes)
     return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import numpy as np
 import onnx
 import pytest
 from command_line import said_by
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from models import conv_net, feed_for
+from onnxcalib.cli.watch import Watch
+from onnxcalib.runs.events import Event
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +98,26 @@ def test_show(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert f"damaged: {damaged}" in out
     assert said_by(capsys, "runs", "show", tmp_path / "none")[0] == 6
     assert said_by(capsys, "runs", "show", folder)[0] == 6
+
+
+def test_bars_on_a_terminal() -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Progress(TextColumn("{task.description}"), MofNCompleteColumn(), console=screen) as bar:
+        watch = Watch(bar)
+
+        def shown() -> dict[str, tuple[float, float | None]]:
+            return {task.description: (task.completed, task.total) for task in bar.tasks}
+
+        watch.tell(Event("stage_start", {"stage": "statistics"}))
+        assert shown() == {"statistics": (0, None)}  # it moves, but nobody knows yet how far
+        watch("calibrate", 5, 50)
+        assert shown() == {"calibrate": (5, 50)}
+        watch.tell(Event("stage_end", {"stage": "statistics"}))
+        assert shown() == {"calibrate": (5, 5)}
+        watch.tell(Event("stage_start", {"stage": "allocation"}))
+        watch.tell(Event("stage_end", {"stage": "allocation"}))
+        assert shown() == {"calibrate": (5, 5), "allocation": (1, 1)}
+        watch("calibrate", 2, 50)  # of the next model
+        assert shown()["calibrate"] == (2, 50)
+        watch.tell(Event("resumed", {"reused": ["statistics", "2 of 9 layers of parallel training"]}))
+    assert "resumed: statistics, 2 of 9 layers of parallel training" in screen.file.getvalue()
