@@ -40,14 +40,15 @@ def opened(folder: Path, about: Mapping[str, Any], tell: Tell) -> Iterator[Store
             f"run directory {folder} cannot be made: {error.strerror}.", "Name another with --run-dir."
         ) from error
     with locked(folder / "lock"):
-        _clear(folder)
-        (folder / "scratch").mkdir(exist_ok=True)
         if before is not None:
             differing = dict.fromkeys(words for name, words in DIFFERENCES.items() if before.get(name) != about[name])
             if differing:
                 message = f"{folder} was made by {' and '.join(differing)}: what is in it is kept, but not reused."
                 tell(Event("warning", {"message": message}))
         write_about(folder, about)
+        # Only now is it a run directory for sure, where these names are its own.
+        _clear(folder)
+        (folder / "scratch").mkdir()
         try:
             yield Store(folder / "values")
         finally:
@@ -77,8 +78,7 @@ def _before(folder: Path) -> dict[str, Any] | None:
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        # A run that was killed at once left nothing but its own names.
-        if {path.name for path in folder.iterdir() if not path.name.endswith(".part")} <= {"values", "lock", "scratch"}:
+        if _is_bare(folder):
             return None
         raise OutputError(
             f"{folder} is not a run directory: it holds files, but no {ABOUT}.", "Name a new folder with --run-dir."
@@ -96,8 +96,14 @@ def _unreadable(folder: Path) -> OutputError:
     )
 
 
+def _is_bare(folder: Path) -> bool:
+    """Whether it is empty, or all that a run which was killed at once leaves behind."""
+    names = {path.name for path in folder.iterdir() if not path.match(f".{ABOUT}.*.part")}
+    return names <= {"values", "lock"} and not any((folder / "values").glob("*"))
+
+
 def _clear(folder: Path) -> None:
     """Removes what a killed run left half done: only temporary names of its own."""
-    for path in (*folder.glob(".*.part"), *(folder / "values").glob(".*.part")):
+    for path in (*folder.glob(f".{ABOUT}.*.part"), *(folder / "values").glob(".*.part")):
         path.unlink(missing_ok=True)
     shutil.rmtree(folder / "scratch", ignore_errors=True)

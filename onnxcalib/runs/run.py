@@ -64,10 +64,10 @@ class RunDirectory:
             self.tell(Event("resumed", {"reused": list(self.reused.values()), "run_dir": str(self.folder)}))
         self.announced = True
 
-    def finish(self, **outcome: Any) -> None:
-        """Says that the run came to its end, and with what."""
+    def finish(self) -> None:
+        """Says that the run came to its end."""
         self.announce()
-        write_about(self.folder, {**self._about, "finished": time.strftime("%Y-%m-%d %H:%M:%S"), **outcome})
+        write_about(self.folder, {**self._about, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
 
 
 def _quiet(_event: Event) -> None:

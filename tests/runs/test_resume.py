@@ -147,11 +147,16 @@ def test_a_damaged_value_is_named_and_computed_again(harm: str, tmp_path: Path) 
     assert heard.computed == []
 
 
-@pytest.mark.parametrize("kind", ["files", "a file", "damaged", "of another program", "no parent", "no lock"])
+@pytest.mark.parametrize(
+    "kind", ["files", "a file", "damaged", "of another program", "no parent", "no lock", "scratch", "values"]
+)
 def test_what_is_no_run_directory_is_left_alone(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     if kind == "a file":
         folder.write_text("mine")
+    elif kind in ("scratch", "values"):
+        (folder / kind).mkdir(parents=True)
+        (folder / kind / "thesis.txt").write_text("mine")
     elif kind == "no lock":
         (folder / "lock").mkdir(parents=True)
     elif kind == "no parent":
