@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from onnxcalib.data import Preprocess
-from onnxcalib.errors import DataError, ModelError, OnnxcalibError, OutputError, RecipeError, RuntimeMissingError
-from onnxcalib.model.io import write_model
-from onnxcalib.pipeline import Result, evaluate, inspect, quantize
-from onnxcalib.recipe import (
-    Pipeline,
-    Precision,
-    RangeMethod,
-    Recipe,
-    Settings,
-    read_recipe,
-    read_settings,
-    write_recipe,
-    write_settings,
-)
-from onnxcalib.report.write import write_report
-from onnxcalib.stages.evaluate import Evaluation
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnxcalib.api import *  # noqa: F403 - api.py lists the names
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "DataError", "Evaluation", "ModelError", "OnnxcalibError", "OutputError", "Pipeline", "Precision", "Preprocess",
-    "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError", "Settings", "evaluate", "inspect",
-    "quantize", "read_recipe", "read_settings", "write_model", "write_recipe",
-    "write_report", "write_settings",
-]  # fmt: skip
+
+def __getattr__(name: str) -> Any:
+    """The API is imported when it is first asked for: the command line starts sooner, and can be interrupted."""
+    return getattr(importlib.import_module("onnxcalib.api"), name)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 
@@ -20,11 +20,15 @@ from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Recipe
+from onnxcalib.runs.run import UNWATCHED, Run
 from onnxcalib.stages.branch_data import BranchData
 from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.layerwise import default_workers
+from onnxcalib.stages.memo import Memo
 from onnxcalib.stages.wishes import check_bits
 from onnxcalib.targets import Target, find_target
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,11 @@ class Job:
     progress: Progress
     branch: Branch | None = None  # the branch of an If that the graph is, None for the model itself
     workers: int = 1  # layers that are trained side by side
+    run: Run = UNWATCHED  # where the values of stages are kept, and who hears of them
+
+    def kept(self, stage: str, inputs: tuple[Any, ...], compute: Callable[[Memo], Value]) -> Value:
+        """The value of a stage, from the run directory if it is there."""
+        return self.run.kept(stage, self.recipe, inputs, compute)
 
     def write(self, plan: QuantPlan) -> onnx.ModelProto:
         """The quantized graph of a plan, as the target wants it."""

@@ -19,8 +19,10 @@ from onnxcalib.model.layers import LayerList
 from onnxcalib.model.shapes import input_specs, with_fixed_batch
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import MIXED, Engine, LayerOptimizer, Pipeline, Recipe
+from onnxcalib.runs.begin import running
+from onnxcalib.runs.events import teller
 from onnxcalib.stages.batchnorm import Tuned
-from onnxcalib.stages.calibrate import Progress, calibrate
+from onnxcalib.stages.calibrate import Progress, Statistics, calibrate
 from onnxcalib.stages.curve import Point, curve, ratios_between
 from onnxcalib.stages.evaluate import Evaluation, evaluate_files
 from onnxcalib.stages.mixed import Assigned, add_cost_tables, pins_of
@@ -98,19 +100,24 @@ def quantize(
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
     workers: int | None = None,
+    run_dir: str | Path | None = None,
 ) -> Result:
     """Quantizes a float model; the calibration data is a path, arrays by name, or feeds.
 
-    Workers train layers side by side, one a core by default; their number does not change the result.
+    Workers train layers side by side, one a core by default; their number does not change the result. A run directory
+    keeps what is finished: an interrupted call, made again, goes on from there. A progress with a method `tell` also
+    hears of events.
     """
     if output is not None:
         check_writable(Path(output))
     started = start(model, calibration, recipe, preprocess, progress, workers)
-    result = _joined(started, [_run(job) for job in started.jobs])
-    if output is None:
-        return result
-    result.save(output)
-    return replace(result, output=Path(output))
+    folder = Path(run_dir) if run_dir is not None else None
+    with running(started, folder, teller(progress)) as begun:
+        result = _joined(begun, [_run(job) for job in begun.jobs])
+        if output is not None:
+            result.save(output)
+            result = replace(result, output=Path(output))
+    return result
 
 
 def _run(job: Job) -> Outcome:
@@ -153,13 +160,13 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
 
 def _plain(job: Job) -> Outcome:
     """Calibrate, round to nearest, write."""
-    return Outcome(fixed_plan(job, calibrate(job.model, job.places, job.data, job.progress)))
+    return Outcome(_fixed(job, _statistics(job)))
 
 
 def _light(job: Job) -> Outcome:
     """Forward passes only: sensitivity, integer program, batch-norm tuning."""
     found = _assembled(job, train=False)
-    tuned = tune_batch_norm(job, found.plan)
+    tuned = _tuned(job, found.plan)
     return replace(found, plan=tuned.plan, tuned=tuned)
 
 
@@ -167,25 +174,42 @@ def _advanced(job: Job) -> Outcome:
     """Training as well: layers in parallel before bits are assigned, after it in turn and together, then the biases."""
     choose_engine(job.recipe.engine or Engine.AUTO)
     found = _assembled(job, train=True)
-    tuned = tune_batch_norm(job, found.plan)
-    trained = train_in_turn(job, tuned.plan)
-    joint = train_jointly(job, trained.plan) if trains_jointly(job.recipe) else None
-    biases = tune_biases(job, joint.plan if joint else trained.plan)
+    tuned = _tuned(job, found.plan)
+    trained = job.kept("sequential", (tuned.plan,), lambda memo: train_in_turn(job, tuned.plan, memo))
+    plan, joint = trained.plan, None
+    if trains_jointly(job.recipe):
+        joint = job.kept("joint", (plan,), lambda memo: train_jointly(job, trained.plan, memo))
+        plan = joint.plan
+    biases = job.kept("biases", (plan,), lambda memo: tune_biases(job, plan, memo))
     return replace(found, plan=biases.plan, tuned=tuned, trained=trained, joint=joint, biases=biases)
 
 
 def _assembled(job: Job, *, train: bool) -> Outcome:
     """The plan at one precision, or at the bits that the integer program assigns; only those are trained already."""
-    statistics = calibrate(job.model, job.places, job.data, job.progress)
+    statistics = _statistics(job)
     if len(job.recipe.bits) == 1:
-        return Outcome(fixed_plan(job, statistics))
-    candidates = rounded_candidates(job, statistics)
-    check_reachable(job, candidates)
-    if train:
-        candidates = train_in_parallel(job, candidates)
-    table = add_cost_tables(measure_sensitivity(job, candidates).table, job.recipe)
-    assigned = assign_bits(job, candidates, table)
+        return Outcome(_fixed(job, statistics))
+    rounded = job.kept("ranges", (statistics,), lambda _: rounded_candidates(job, statistics))
+    check_reachable(job, rounded)
+    candidates = (
+        job.kept("parallel", (rounded,), lambda memo: train_in_parallel(job, rounded, memo)) if train else rounded
+    )
+    measured = job.kept("sensitivity", (candidates,), lambda memo: measure_sensitivity(job, candidates, memo))
+    table = add_cost_tables(measured.table, job.recipe)
+    assigned = job.kept("allocation", (candidates, table), lambda _: assign_bits(job, candidates, table))
     return Outcome(candidates.stitch(assigned.allocation.choices), table, assigned)
+
+
+def _statistics(job: Job) -> Statistics:
+    return job.kept("statistics", (), lambda _: calibrate(job.model, job.places, job.data, job.progress))
+
+
+def _fixed(job: Job, statistics: Statistics) -> QuantPlan:
+    return job.kept("ranges", (statistics,), lambda _: fixed_plan(job, statistics))
+
+
+def _tuned(job: Job, plan: QuantPlan) -> Tuned:
+    return job.kept("batch norm", (plan,), lambda _: tune_batch_norm(job, plan))
 
 
 def sensitivity(

@@ -30,6 +30,7 @@ from onnxcalib.stages.batchnorm import Tuned, Tuner
 from onnxcalib.stages.calibrate import Statistics, calibrate
 from onnxcalib.stages.fixed import fixed_precision
 from onnxcalib.stages.layerwise import Layerwise
+from onnxcalib.stages.memo import FORGETFUL, Memo
 from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign, limits_of, pins_of
 from onnxcalib.stages.network import BIASES, JOINT, NetworkTuned, NetworkTuner
 from onnxcalib.stages.network import Schedule as NetworkSchedule
@@ -102,7 +103,10 @@ def _rounded(job: Job, statistics: Statistics, menu: Menu) -> Candidates:
         return at(RangeMethod.MSE, RangeMethod.MSE)
     lowest = {name: choices[0] if len(choices) == 1 else min(job.recipe.bits) for name, choices in menu.items()}
     teacher = Teacher(job.model, first(job.data, RANGE_SAMPLES), temperature=TEMPERATURE)
-    losses = {method: loss_of(method) for method in RANGE_CANDIDATES}
+    losses = {}
+    for done, method in enumerate(RANGE_CANDIDATES, 1):
+        losses[method] = loss_of(method)
+        job.progress("ranges", done, len(RANGE_CANDIDATES))
     best = min(losses, key=losses.__getitem__)
     # Ranges that clip more are fragile once tuning moves the activations: they must be clearly better.
     clearly = losses[best] < RANGE_MARGIN * losses[RangeMethod.MSE]
@@ -121,10 +125,10 @@ def check_reachable(job: Job, candidates: Candidates) -> None:
     minimise_loss(table, limits_of(table, job.recipe), pins_of(table, job.recipe))
 
 
-def measure_sensitivity(job: Job, candidates: Candidates) -> sensitivity_stage.Measured:
+def measure_sensitivity(job: Job, candidates: Candidates, memo: Memo = FORGETFUL) -> sensitivity_stage.Measured:
     """The sensitivity table of the job's layers."""
     data = first(job.data, sensitivity_stage.SAMPLES)
-    return sensitivity_stage.measure(_problem(job, candidates), data, _loss_kind(job.recipe), job.progress)
+    return sensitivity_stage.measure(_problem(job, candidates), data, _loss_kind(job.recipe), job.progress, memo)
 
 
 def _problem(job: Job, candidates: Candidates) -> sensitivity_stage.Problem:
@@ -161,15 +165,15 @@ def tune_batch_norm(job: Job, plan: QuantPlan) -> Tuned:
     return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
 
 
-def train_in_parallel(job: Job, candidates: Candidates) -> Candidates:
+def train_in_parallel(job: Job, candidates: Candidates, memo: Memo = FORGETFUL) -> Candidates:
     """Every layer at every precision, trained on the float model's inputs."""
-    return layerwise(job).parallel(candidates)
+    return layerwise(job, memo).parallel(candidates)
 
 
-def train_in_turn(job: Job, plan: QuantPlan) -> Trained:
+def train_in_turn(job: Job, plan: QuantPlan, memo: Memo = FORGETFUL) -> Trained:
     """Layer after layer, trained on the quantized network's inputs; kept if the held-out loss falls."""
     teacher = Teacher(job.model, parted(job.data)[1], temperature=TEMPERATURE)
-    trained, obstacles = layerwise(job).sequential(plan)
+    trained, obstacles = layerwise(job, memo).sequential(plan)
     before, after = (teacher.loss_of(job.simulate(each)) for each in (plan, trained))
     return Trained(trained, before, after, obstacles) if after < before else Trained(plan, before, before, obstacles)
 
@@ -179,26 +183,26 @@ def trains_jointly(recipe: Recipe) -> bool:
     return recipe.training is not Training.PAPER and recipe.layer_optimizer is not LayerOptimizer.ADAROUND
 
 
-def train_jointly(job: Job, plan: QuantPlan) -> NetworkTuned:
+def train_jointly(job: Job, plan: QuantPlan, memo: Memo = FORGETFUL) -> NetworkTuned:
     """All layers at once towards the float model's outputs, on most of the samples, judged on the others."""
     steps = JOINT.steps if job.recipe.steps is None else JOINT_STEPS * job.recipe.steps
-    return _through_network(job, plan, replace(JOINT, steps=steps))
+    return _through_network(job, plan, replace(JOINT, steps=steps), memo)
 
 
-def tune_biases(job: Job, plan: QuantPlan) -> NetworkTuned:
+def tune_biases(job: Job, plan: QuantPlan, memo: Memo = FORGETFUL) -> NetworkTuned:
     """Bias tuning on most of the samples, judged on the others."""
-    return _through_network(job, plan, BIASES)
+    return _through_network(job, plan, BIASES, memo)
 
 
-def _through_network(job: Job, plan: QuantPlan, schedule: NetworkSchedule) -> NetworkTuned:
+def _through_network(job: Job, plan: QuantPlan, schedule: NetworkSchedule, memo: Memo) -> NetworkTuned:
     data, held_out = parted(job.data)
     teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
     engine, strict = job.recipe.engine or Engine.AUTO, bool(job.recipe.strict)
     tuner = NetworkTuner(job.model, job.layers, job.target, data, teacher, engine, schedule, strict)
-    return tuner.tune(plan, job.progress)
+    return tuner.tune(plan, job.progress, memo)
 
 
-def layerwise(job: Job) -> Layerwise:
+def layerwise(job: Job, memo: Memo = FORGETFUL) -> Layerwise:
     """Training of single layers, as the recipe asks for it."""
     recipe = job.recipe
     schedule = SCHEDULES[recipe.training or Training.STANDARD]
@@ -215,6 +219,7 @@ def layerwise(job: Job) -> Layerwise:
         job.workers,
         job.progress,
         bool(recipe.strict),
+        memo,
     )
 
 

@@ -2,76 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
-
-import click
-
-from onnxcalib import __version__
-from onnxcalib.cli.allocate import allocate
-from onnxcalib.cli.check import check
-from onnxcalib.cli.compare import compare
-from onnxcalib.cli.completion import PROGRAM, completion
-from onnxcalib.cli.curve import curve
-from onnxcalib.cli.demo import demo
-from onnxcalib.cli.doctor import doctor
-from onnxcalib.cli.evaluate import evaluate
-from onnxcalib.cli.explain import explain
-from onnxcalib.cli.inspect import inspect
-from onnxcalib.cli.quantize import quantize
-from onnxcalib.cli.recipe import recipe
-from onnxcalib.cli.sensitivity import sensitivity
-from onnxcalib.cli.targets import targets
-from onnxcalib.errors import OnnxcalibError
+import threading
+from collections.abc import Iterator
 
 INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__)
-def cli() -> None:
-    """Post-training quantization from ONNX to ONNX.
-
-    \b
-    onnxcalib inspect  model.onnx
-    onnxcalib quantize model.onnx -c calibration.npz -o small.onnx
-    onnxcalib evaluate small.onnx -d test.npz --reference model.onnx
-    """
-
-
-for command in (
-    inspect,
-    quantize,
-    evaluate,
-    explain,
-    compare,
-    sensitivity,
-    allocate,
-    curve,
-    check,
-    targets,
-    recipe,
-    demo,
-    doctor,
-    completion,
-):
-    cli.add_command(command)
-
-
 def main() -> None:
     """Runs the command; what a user can mend is one sentence and an exit code, never a traceback."""
+    with _quiet_interrupt():
+        import click
+
+        from onnxcalib.cli.commands import cli
+        from onnxcalib.cli.completion import PROGRAM
+        from onnxcalib.errors import OnnxcalibError, OutputError
     try:
         cli.main(prog_name=PROGRAM, standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(_stop("interrupted; nothing was written.", INTERRUPTED))
+    except click.exceptions.Abort as stop:
+        # Whoever is impatient now would only see tracebacks of a process that is ending anyway.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.exit(_stop(str(stop) or "interrupted; nothing was written.", INTERRUPTED))
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except OnnxcalibError as error:
-        sys.exit(_stop(str(error), error.exit_code))
+        sys.exit(_stop(f"Error: {error}", error.exit_code))
+    except OSError as error:
+        # A full disk can strike anywhere.
+        sys.exit(_stop(f"Error: {error.filename or 'a file'}: {error.strerror or error}.", OutputError.exit_code))
+
+
+@contextlib.contextmanager
+def _quiet_interrupt() -> Iterator[None]:
+    """While modules are imported, an interrupt ends the process at once: nothing was begun yet."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(INTERRUPTED))
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _stop(message: str, code: int) -> int:
-    click.echo(f"Error: {message}", err=True)
+    sys.stderr.write(f"{message}\n")
     return code
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from onnxcalib.cli.watch import Watch, watching
 from onnxcalib.data import Preprocess
 from onnxcalib.engine.runtime import find_runtime
 from onnxcalib.errors import RecipeError
@@ -27,20 +27,9 @@ def console(*, stderr: bool = False) -> Console:
     return screen if screen.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH_WHEN_PIPED)
 
 
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with stage, count and time left; nothing at all where no terminal watches."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    screen = Console(stderr=True)
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as bar:
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
-            bar.update(tasks[stage], completed=done, total=total)
-
-        yield report
+def progress_bar() -> contextlib.AbstractContextManager[Watch]:
+    """A bar with stage, count, rate and time left; nothing at all where no terminal watches."""
+    return watching()
 
 
 def with_runtime(function: Function) -> Function:

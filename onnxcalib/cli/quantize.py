@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onnxcalib.cli.options import FILE, console, image_options, progress_bar, with_runtime
+from onnxcalib.cli.options import FILE, console, image_options, with_runtime
 from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from, with_options
+from onnxcalib.cli.watch import watching
 from onnxcalib.errors import RecipeError
 from onnxcalib.model.io import file_bytes
+from onnxcalib.pipeline import Result
 from onnxcalib.pipeline import quantize as quantize_model
 from onnxcalib.report.tables import story, summary
 from onnxcalib.report.write import check_report, write_report
+from onnxcalib.runs.events import Event
 
 
 @click.command()
 @click.argument("model", type=FILE)
 @with_options(FILES, PIPELINE, QUANTIZER, MIXED, ADVANCED)
+@click.option("-v", "--verbose", is_flag=True, help="Print a log that can go into a bug report.")
+@click.option("--json", "as_json", is_flag=True, help="Print events for programs, one JSON object a line.")
 @image_options
 @with_runtime
-def quantize(model: Path, recipe: str | None, **options: Any) -> None:
+def quantize(model: Path, recipe: str | None, verbose: bool, as_json: bool, **options: Any) -> None:
     """Quantize MODEL with unlabelled calibration data.
 
     \b
@@ -33,23 +40,31 @@ def quantize(model: Path, recipe: str | None, **options: Any) -> None:
     onnxcalib quantize model.onnx --recipe recipe.toml
     onnxcalib quantize model.onnx -c calibration.npz -o small.onnx --report small.html --test-data test.npz
     """
-    settings = settings_from(options, recipe)
-    calibration, output = _needed("calibration", settings.calibration), _needed("output", settings.output)
-    if settings.report is not None:
-        check_report(settings.report)
-    with progress_bar() as progress:
-        result = quantize_model(
-            model,
-            calibration,
-            settings.recipe,
-            output=output,
-            preprocess=settings.preprocess,
-            progress=progress,
-            workers=settings.workers,
-        )
+    if verbose and as_json:
+        raise RecipeError("--verbose has no effect with --json, which tells everything.", "Give one of them.")
+    with watching(verbose=verbose, as_json=as_json) as watch:
+        settings = settings_from(options, recipe)
+        calibration, output = _needed("calibration", settings.calibration), _needed("output", settings.output)
+        if settings.report is not None:
+            check_report(settings.report)
+        folder = settings.run_dir or output.with_name(f"{output.name}.run")
+        with _resumable(folder):
+            result = quantize_model(
+                model,
+                calibration,
+                settings.recipe,
+                output=output,
+                preprocess=settings.preprocess,
+                progress=watch,
+                workers=settings.workers,
+                run_dir=folder,
+            )
         if settings.report is not None:
             test, pixels = settings.test_data, settings.preprocess
-            write_report(result, model, calibration, settings.report, test=test, preprocess=pixels, progress=progress)
+            write_report(result, model, calibration, settings.report, test=test, preprocess=pixels, progress=watch)
+        if as_json:
+            watch.tell(Event("result", _outcome(result, model, output, folder)))
+            return
     screen = console(stderr=True)
     for line in story(result):
         screen.print(line)
@@ -62,3 +77,26 @@ def _needed(option: str, path: Path | None) -> Path:
     if path is None:
         raise RecipeError(f"--{option} is missing.", f"Give -{option[0]} PATH, or '{option}' in a recipe.")
     return path
+
+
+@contextlib.contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """An interrupt says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        kept = f"give the same command again to go on: {folder} keeps what is finished."
+        message = f"interrupted; {kept}" if folder.is_dir() else "interrupted; nothing was written."
+        raise click.exceptions.Abort(message) from error
+
+
+def _outcome(result: Result, model: Path, output: Path, folder: Path) -> dict[str, Any]:
+    return {
+        "output": str(output),
+        "run_dir": str(folder),
+        "bytes": file_bytes(output),
+        "float_bytes": file_bytes(model),
+        "ranges": result.plan.ranges,
+        "bits": {name: str(precision) for name, precision in result.plan.precisions.items()},
+        "story": story(result),
+    }

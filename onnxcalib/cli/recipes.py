@@ -83,6 +83,7 @@ ADVANCED = (
 FILES = (
     _option("calibration", "-c", "--calibration", type=FILE),
     _option("output", "-o", "--output", type=FILE),
+    _option("run_dir", type=FILE),
     _option("report", type=FILE),
     _option("test_data", type=FILE),
 )

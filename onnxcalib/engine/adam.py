@@ -45,7 +45,8 @@ class Adam:
         self.betas = betas
         self.epsilon = epsilon
         self.steps = 0
-        self._pieces = _pieces(parameters)
+        self.moments = {name: tuple(np.zeros(it.size, np.float32) for _ in range(2)) for name, it in parameters.items()}
+        self._pieces = _pieces(parameters, self.moments)
 
     def step(self, gradients: Mapping[str, Array], scale: float = 1.0) -> None:
         """Moves every parameter against its gradient; the scale multiplies all rates."""
@@ -65,6 +66,13 @@ class Adam:
             scratch *= np.float32(self.rates[piece.name] * scale / first)
             np.subtract(piece.values, scratch, out=piece.values)
 
+    def restore(self, steps: int, moments: Mapping[str, tuple[Array, ...]]) -> None:
+        """Goes on from where another stood."""
+        self.steps = steps
+        for name, values in moments.items():
+            for moment, value in zip(self.moments[name], values, strict=True):
+                moment[:] = value
+
 
 def _average(moment: Array, value: Array, beta: float, scratch: Array) -> None:
     moment *= np.float32(beta)
@@ -76,7 +84,7 @@ def _flat_gradients(gradients: Mapping[str, Array], rates: Mapping[str, float]) 
     return {name: gradients[name].reshape(-1) for name in rates}
 
 
-def _pieces(parameters: Mapping[str, Array]) -> list[_Piece]:
+def _pieces(parameters: Mapping[str, Array], moments: Mapping[str, tuple[Array, ...]]) -> list[_Piece]:
     scratch = np.empty(BLOCK, np.float32)
     pieces = []
     for name, values in parameters.items():
@@ -84,9 +92,8 @@ def _pieces(parameters: Mapping[str, Array]) -> list[_Piece]:
             # A copy would take the steps instead of the parameter.
             raise ValueError(f"parameter '{name}' is not a contiguous float32 array")
         flat = values.reshape(-1)
-        states = [np.zeros(flat.size, np.float32) for _ in range(2)]
         for start in range(0, flat.size, BLOCK):
             part = slice(start, min(start + BLOCK, flat.size))
-            own = tuple(state[part] for state in states)
+            own = tuple(moment[part] for moment in moments[name])
             pieces.append(_Piece(name, part, flat[part], own, scratch[: part.stop - start]))
     return pieces

@@ -25,6 +25,7 @@ class NoGradientError(ModelError):
         )
         self.op = op
         self.node = node
+        self.reason = reason
 
 
 def gradient_name(parameter: str) -> str:

@@ -140,11 +140,24 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
+        _on_disk(temporary)
         temporary.replace(path)
+        _on_disk(path.parent)
     except OSError as error:
         raise OutputError(f"output {path} cannot be written: {error.strerror}.", "Free some space.") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _on_disk(path: Path) -> None:
+    """Waits until a file, or the names in a folder, would outlast a power failure."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders
+    handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

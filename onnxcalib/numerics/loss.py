@@ -86,6 +86,15 @@ class ModelLoss:
                 self._counts[name] += each.size
 
     @property
+    def sums(self) -> tuple[dict[str, float], dict[str, float]]:
+        """All that was gathered so far."""
+        return dict(self._sums), dict(self._counts)
+
+    def restore(self, sums: tuple[dict[str, float], dict[str, float]]) -> None:
+        """Goes on from what another gathered."""
+        self._sums, self._counts = dict(sums[0]), dict(sums[1])
+
+    @property
     def value(self) -> float:
         """The loss."""
         return sum(self._sums[name] / max(self._counts[name], 1e-30) for name in self.heads)

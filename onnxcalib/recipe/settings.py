@@ -23,6 +23,7 @@ class Settings:
     recipe: Recipe
     calibration: Path | None = None
     output: Path | None = None
+    run_dir: Path | None = None
     report: Path | None = None
     test_data: Path | None = None
     workers: int | None = None
@@ -57,7 +58,9 @@ def preprocess_of(images: Mapping[str, Any]) -> Preprocess | None:
 def options_of(settings: Settings) -> dict[str, Any]:
     """All options that are set, by key."""
     own = {field.name: getattr(settings.recipe, field.name) for field in fields(Recipe)}
-    own |= {name: getattr(settings, name) for name in ("calibration", "output", "report", "test_data", "workers")}
+    own |= {
+        name: getattr(settings, name) for name in ("calibration", "output", "run_dir", "report", "test_data", "workers")
+    }
     options = {name: value for name, value in own.items() if value is not None}
     if settings.preprocess is not None:
         images = {field.name: getattr(settings.preprocess, field.name) for field in fields(Preprocess)}

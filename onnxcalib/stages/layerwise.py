@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from onnxcalib.data import Dataset, first
 from onnxcalib.engine.gradients import NoGradientError
@@ -23,11 +24,14 @@ from onnxcalib.recipe import Engine, LayerOptimizer, Precision
 from onnxcalib.stages.adaquant import LayerProblem, Optimised, Schedule, optimise
 from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.capture import Spilled, capture
+from onnxcalib.stages.memo import FORGETFUL, Memo
 from onnxcalib.targets import Target
 
 # What lies on disk at a time, and of one sample in memory, unless a single layer takes more.
 SPILL_BYTES = 4 * 2**30
 SAMPLE_BYTES = 32 * 2**20
+
+Key = tuple[str, Precision]
 
 
 @dataclass(frozen=True)
@@ -46,45 +50,78 @@ class Layerwise:
     workers: int
     progress: Progress
     strict: bool = False  # fail where a layer has no gradient
+    memo: Memo = FORGETFUL
 
     def parallel(self, candidates: Candidates) -> Candidates:
         """Inputs and targets from the float model: every layer at every precision is a job of its own."""
-        total = sum(len(choices) for choices in candidates.layers.values())
-        trained: dict[str, dict[Precision, LayerParams]] = {name: {} for name in candidates.layers}
-        sizes, done = self._bytes_a_sample(), 0
+        problems = self._problems(candidates)
+        parts = {key: _part(problem, candidates) for key, problem in problems.items()}
+        kept = dict(zip(problems, self.memo.found(list(parts.values())), strict=True))
+        trained = {key: found.params for key, found in kept.items() if found is not None}
+        self._tell("parallel", len(trained), len(problems))
+        sizes = self._bytes_a_sample()
         both = {layer.name: 2 * sizes[layer.input] + sizes[layer.activated] for layer in self.layers}
-        with ThreadPoolExecutor(self.workers) as pool:
+        pool = ThreadPoolExecutor(self.workers)
+        try:
             for chunk in self._chunks(both):
-                with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
-                    for name, precision, future in self._submit(pool, candidates, chunk, Path(folder)):
-                        trained[name][precision] = future.result().params
-                        done += 1
-                        self.progress(f"parallel {self.optimizer}", done, total)
-        return replace(candidates, layers=trained)
+                names = {layer.name for layer in chunk}
+                todo = {key: problem for key, problem in problems.items() if key[0] in names and key not in trained}
+                if not todo:
+                    continue
+                with self._folder() as folder:
+                    for key, future in self._submit(pool, candidates, chunk, todo, parts, Path(folder)):
+                        trained[key] = future.result().params
+                        self._tell("parallel", len(trained), len(problems))
+        finally:
+            # Nobody waits for what an error or an interrupt has made useless.
+            pool.shutdown(cancel_futures=True)
+        layers = {
+            name: {choice: trained[name, choice] for choice in choices} for name, choices in candidates.layers.items()
+        }
+        return replace(candidates, layers=layers)
 
     def sequential(self, plan: QuantPlan) -> tuple[QuantPlan, tuple[str, ...]]:
         """Targets from the float model, inputs from the network whose earlier layers are already trained.
 
         Also says why layers could not be trained.
         """
-        sizes, done = self._bytes_a_sample(), 0
+        names = [layer.name for layer in self.layers]
+        kept = dict(zip(names, self.memo.found(names), strict=True))
+        done = sum(found is not None for found in kept.values())
+        self._tell("sequential", done, len(names))
+        sizes = self._bytes_a_sample()
         obstacles = []
         both = {layer.name: sizes[layer.input] + sizes[layer.activated] for layer in self.layers}
         for chunk in self._chunks(both):
-            with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
-                names = [layer.activated for layer in chunk]
-                targets = capture(self.model.proto, names, self.data, _made(Path(folder) / "targets"))
-                known: dict[str, Spilled] = {}
-                for layer in chunk:
-                    self._capture_input(plan, layer, known, _made(Path(folder) / f"{done}"))
-                    found = self._in_turn(plan, layer, known.get(layer.input), targets.get(layer.activated))
+            missing = any(kept[layer.name] is None for layer in chunk)
+            with self._folder() as folder:
+                targets, known = self._targets(chunk, folder) if missing else {}, dict[str, Spilled]()
+                for place, layer in enumerate(chunk):
+                    if missing:
+                        # Of kept layers too: what comes after is computed from it, bit for bit as in an unbroken run.
+                        self._capture_input(plan, layer, known, _made(Path(folder) / f"{place}"))
+                    found = kept[layer.name]
+                    if found is None:
+                        found = self._in_turn(plan, layer, known.get(layer.input), targets.get(layer.activated))
+                        self.memo.put(layer.name, found)
+                        done += 1
+                        self._tell("sequential", done, len(names))
                     if found.obstacle is not None:
                         obstacles.append(found.obstacle)
                     elif found.after < found.before:
                         plan = with_layer(plan, layer, found.params)
-                    done += 1
-                    self.progress(f"sequential {self.optimizer}", done, len(self.layers))
         return plan, tuple(obstacles)
+
+    def _tell(self, flavour: str, done: int, total: int) -> None:
+        if done:
+            self.progress(f"{flavour} {self.optimizer}", done, total)
+
+    def _folder(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="onnxcalib_", dir=self.memo.scratch)
+
+    def _targets(self, layers: Sequence[Layer], folder: str) -> dict[str, Spilled]:
+        names = [layer.activated for layer in layers]
+        return capture(self.model.proto, names, self.data, _made(Path(folder) / "targets"))
 
     def _in_turn(self, plan: QuantPlan, layer: Layer, inputs: Spilled | None, targets: Spilled | None) -> Optimised:
         start, grid = plan.layers[layer.name], plan.layer_input(layer.input)
@@ -99,9 +136,24 @@ class Layerwise:
         grids = {layer.input: plan.carried[layer.input]} if layer.input in plan.carried else {}
         known |= capture(quantized, [layer.input], self.data, folder, grids, known)
 
+    def _problems(self, candidates: Candidates) -> dict[Key, LayerProblem]:
+        problems = {}
+        for layer in self.layers:
+            for precision, params in candidates.layers[layer.name].items():
+                grid = candidates.inputs[layer.input].get(precision.activation) or candidates.carried.get(layer.input)
+                problems[layer.name, precision] = self.problem(layer, precision, params, grid)
+        return problems
+
     def _submit(
-        self, pool: Executor, candidates: Candidates, layers: Sequence[Layer], folder: Path
-    ) -> Iterator[tuple[str, Precision, Future[Optimised]]]:
+        self,
+        pool: Executor,
+        candidates: Candidates,
+        layers: Sequence[Layer],
+        problems: Mapping[Key, LayerProblem],
+        parts: Mapping[Key, Any],
+        folder: Path,
+    ) -> list[tuple[Key, Future[Optimised]]]:
+        """Jobs for the problems; tensors of all the layers are captured, for fewer could come out otherwise."""
         names = [name for layer in layers for name in (layer.input, layer.activated)]
         spilled = capture(self.model.proto, names, self.data, folder)
         carried = {
@@ -109,14 +161,18 @@ class Layerwise:
         }
         read = capture(self.model.proto, list(carried), self.data, _made(folder / "carried"), carried)
         jobs = []
-        for layer in layers:
-            inputs, targets = {**spilled, **read}.get(layer.input), spilled.get(layer.activated)
-            for precision, params in candidates.layers[layer.name].items():
-                grid = candidates.inputs[layer.input].get(precision.activation) or candidates.carried.get(layer.input)
-                problem = self.problem(layer, precision, params, grid)
-                jobs.append((layer.name, precision, pool.submit(self._optimised, problem, inputs, targets, 1)))
         # Long layers first would finish sooner, but results are wanted in order.
-        yield from jobs
+        for key, problem in problems.items():
+            inputs, targets = {**spilled, **read}.get(problem.layer.input), spilled.get(problem.layer.activated)
+            jobs.append((key, pool.submit(self._optimised_and_kept, parts[key], problem, inputs, targets)))
+        return jobs
+
+    def _optimised_and_kept(
+        self, part: Any, problem: LayerProblem, inputs: Spilled | None, targets: Spilled | None
+    ) -> Optimised:
+        found = self._optimised(problem, inputs, targets, 1)
+        self.memo.put(part, found)
+        return found
 
     def _optimised(
         self, problem: LayerProblem, inputs: Spilled | None, targets: Spilled | None, threads: int
@@ -159,6 +215,13 @@ class Layerwise:
         session = Session(with_outputs(self.model.proto, [name for name in names if name not in inputs]))
         feed = next(iter(first(self.data, 1).batches(1)))
         return {name: value.nbytes for name, value in {**feed, **session.run(feed)}.items()}
+
+
+def _part(problem: LayerProblem, candidates: Candidates) -> Any:
+    """All that the training of a layer depends on, beside the model, the data and the recipe."""
+    carried = candidates.carried.get(problem.layer.input)
+    own = (problem.bits, problem.input_kind, problem.trains_input)
+    return problem.layer.name, own, problem.start, problem.grid, carried
 
 
 def with_layer(plan: QuantPlan, layer: Layer, params: LayerParams) -> QuantPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from onnxcalib.numerics.loss import TEMPERATURE, Head, log_probabilities
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.recipe import Engine
 from onnxcalib.stages.calibrate import Progress
+from onnxcalib.stages.memo import FORGETFUL, Memo
 from onnxcalib.stages.rounding import BIAS_STEPS, least_scale
 from onnxcalib.stages.teacher import Teacher
 from onnxcalib.targets import Placement, Target
@@ -43,6 +45,7 @@ FloatArray = npt.NDArray[np.float32]
 PIECE = 8
 PIECES = 2
 CHECKS = 10
+STATE = "state"  # the name of what is kept after each check
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class NetworkTuner:
     schedule: Schedule
     strict: bool = False
 
-    def tune(self, plan: QuantPlan, progress: Progress) -> NetworkTuned:
+    def tune(self, plan: QuantPlan, progress: Progress, memo: Memo = FORGETFUL) -> NetworkTuned:
         """The held-out samples choose among the start and the states on the way: at first the loss often rises."""
         before, schedule = self._loss(plan), self.schedule
         if not self.teacher.heads or not (schedule.weight or any(layer.takes_bias for layer in self.layers)):
@@ -94,8 +97,11 @@ class NetworkTuner:
             if self.strict:
                 raise
             return NetworkTuned(plan, before, before, error)
-        best, least = plan, before
-        for step in range(1, schedule.steps + 1):
+        best, least, done = plan, before, 0
+        if (kept := memo.found([STATE])[0]) is not None:
+            done, least, best = kept["done"], kept["least"], kept["best"]
+            training.restore(kept)
+        for step in range(done + 1, schedule.steps + 1):
             training.step(step)
             progress(schedule.stage, step, schedule.steps)
             if step % max(schedule.steps // CHECKS, 1):
@@ -104,6 +110,7 @@ class NetworkTuner:
             loss = self._loss(trial)
             if loss < least:
                 best, least = trial, loss
+            memo.put(STATE, {"done": step, "least": least, "best": best, **training.state})
         return NetworkTuned(best, before, least)
 
     def _loss(self, plan: QuantPlan) -> float:
@@ -139,6 +146,18 @@ class _Training:
             for name, gradient in self.gradients.gradients.items():
                 total[name] = total[name] + gradient if name in total else gradient.copy()
         self.adam.step(total, cosine(number, self.tuner.schedule.steps))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where the training stands."""
+        return {"parameters": self.gradients.parameters, "moments": self.adam.moments}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where another stood."""
+        for name, value in self.gradients.parameters.items():
+            value[...] = state["parameters"][name]
+        self.adam.restore(state["done"], state["moments"])
+        self.feeds = itertools.islice(self.feeds, state["done"] * PIECES, None)
 
     def plan(self) -> QuantPlan:
         """The plan with the parameters as they are now."""

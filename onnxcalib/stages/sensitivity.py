@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx
 
@@ -24,12 +26,14 @@ from onnxcalib.numerics.loss import TEMPERATURE, LossKind, ModelLoss
 from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import Precision
 from onnxcalib.stages.calibrate import Progress
+from onnxcalib.stages.memo import FORGETFUL, Memo
 from onnxcalib.stages.rounding import Menu
 from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
 from onnxcalib.stages.teacher import check_loss
 from onnxcalib.targets import Bias, Format, Storage, Target
 
 SAMPLES = 256
+STATE = "state"  # the name of what is kept after each batch
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,16 @@ class Problem:
     base: Precision
 
 
-def measure(problem: Problem, data: Dataset, loss: LossKind, progress: Progress) -> Measured:
+def measure(problem: Problem, data: Dataset, loss: LossKind, progress: Progress, memo: Memo = FORGETFUL) -> Measured:
     """Streams over the data: the base model once a batch, then for each choice one layer and what comes after it."""
     check_loss(loss, find_heads(problem.model.proto), problem.model, data)
     probes = _Probes(problem, loss)
     batch = fitting_batch(probes.base, data)
-    spent, float_time, done = 0.0, 0.0, 0
-    for feed in data.batches(batch):
+    spent, float_time, done, passed = 0.0, 0.0, 0, 0
+    if (kept := memo.found([STATE])[0]) is not None:
+        spent, float_time, done, passed = kept["counts"]
+        probes.restore(kept)
+    for feed in itertools.islice(data.batches(batch), passed, None):
         samples = samples_in(feed, data)
         labels = data.labels[done : done + samples] if data.labels is not None else None
         start = time.perf_counter()
@@ -70,6 +77,8 @@ def measure(problem: Problem, data: Dataset, loss: LossKind, progress: Progress)
         float_time += middle - start
         spent += time.perf_counter() - middle
         done += samples
+        passed += 1
+        memo.put(STATE, {"counts": (spent, float_time, done, passed), **probes.state()})
         progress("sensitivity", done, len(data))
     return Measured(
         probes.table(done), spent / max(float_time, 1e-9), sum(len(probe.choices) for probe in probes.probes)
@@ -128,6 +137,21 @@ class _Probes:
         self.elements |= {probe.layer.input: tensors[probe.layer.input].size / samples for probe in self.probes}
         for probe in self.probes:
             probe.update(tensors, outputs, truth, labels)
+
+    def state(self) -> dict[str, Any]:
+        """All that was measured so far."""
+        return {"elements": self.elements, "sums": [loss.sums for loss in self._losses()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what was measured before."""
+        self.elements = dict(state["elements"])
+        for loss, sums in zip(self._losses(), state["sums"], strict=True):
+            loss.restore(sums)
+
+    def _losses(self) -> Iterator[ModelLoss]:
+        yield from (self.base_loss, self.base_softened)
+        for probe in self.probes:
+            yield from (*probe.losses.values(), *probe.softened.values())
 
     def table(self, samples: int) -> SensitivityTable:
         table = unmeasured(self.problem, self.elements)

@@ -1,0 +1,40 @@
+"""onnxcalib runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from onnxcalib.cli.options import FILE, console
+from onnxcalib.runs.show import show as read
+
+
+@click.group()
+def runs() -> None:
+    """Look into run directories."""
+
+
+@runs.command()
+@click.argument("folder", type=FILE)
+def show(folder: Path) -> None:
+    """Say what the run directory FOLDER holds.
+
+    \b
+    onnxcalib runs show small.onnx.run
+    """
+    found, screen = read(folder), console()
+    about = found.about
+    for name in ("model", "data", "samples", "target", "version", "runtime", "started", "finished"):
+        screen.print(f"{name:9} {about.get(name, 'not yet')}", markup=False)
+    screen.print(f"recipe    {'; '.join(about['recipe'].split(chr(10))).rstrip('; ')}", markup=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "state", "values", "parts", "bytes", "last"):
+        table.add_column(name, justify="right" if name in ("values", "parts", "bytes") else "left")
+    for row in (*found.stages.values(), found.others):
+        if row.values or row.parts:
+            table.add_row(row.stage, row.state, str(row.values), str(row.parts), f"{row.bytes:,}", row.when)
+    screen.print(table)
+    for path in found.damaged:
+        screen.print(f"damaged: {path}; the next run computes it again", markup=False, soft_wrap=True)

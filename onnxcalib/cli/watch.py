@@ -1,0 +1,163 @@
+"""What a command shows while it runs: bars on a terminal, a log for bug reports, or events for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from onnxcalib.cli.doctor import PACKAGES
+from onnxcalib.engine.runtime import version_of
+from onnxcalib.errors import OnnxcalibError
+from onnxcalib.runs.events import Event
+
+INTERRUPTED = 130
+EVERY = 0.5  # seconds between two events of progress
+
+
+class RateColumn(ProgressColumn):
+    """How fast it goes: so many a second, or so long each."""
+
+    def render(self, task: Task) -> Text:
+        """The rate, once it is known."""
+        speed = task.speed
+        if not speed:
+            return Text("")
+        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each")
+
+
+class Watch:
+    """Hears of progress and of events."""
+
+    def __init__(self, bar: Progress, *, verbose: bool = False, as_json: bool = False) -> None:
+        self._bar, self._verbose, self._as_json = bar, verbose, as_json
+        self._tasks: dict[str, TaskID] = {}
+        self._current: str | None = None  # the stage that has begun, until its own progress takes its place
+        self._shown: TaskID | None = None  # the bar that moved last
+        self._last = -math.inf
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """So much of a stage is done."""
+        if self._as_json:
+            self._progress_event(stage, done, total)
+            return
+        if self._current is not None and self._current != stage:
+            self._bar.remove_task(self._tasks.pop(self._current))
+        self._current = None
+        task = self._tasks.get(stage)
+        if task is None:
+            self._shown = self._tasks[stage] = self._bar.add_task(stage, total=total, completed=done)
+            return
+        self._shown = task
+        if done < self._bar.tasks[self._bar.task_ids.index(task)].completed:
+            self._bar.reset(task)  # the same stage of the next model
+        self._bar.update(task, completed=done, total=total)
+
+    def tell(self, event: Event) -> None:
+        """Something happened."""
+        if self._as_json:
+            click.echo(json.dumps(_finite({"event": event.name, **event.values})))
+            return
+        if event.name == "stage_start":
+            self._begin(event.values["stage"])
+        elif event.name == "stage_end":
+            self._end()
+        elif event.name == "resumed":
+            self.say(f"resumed: {', '.join(event.values['reused'])}")
+        elif event.name == "warning":
+            self.say(f"Warning: {event.values['message']}")
+        if self._verbose and event.name != "warning":
+            self._log(event)
+
+    def say(self, line: str) -> None:
+        """A line above the bars."""
+        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _begin(self, stage: str) -> None:
+        if stage not in self._tasks:
+            self._shown = self._tasks[stage] = self._bar.add_task(stage, total=None)
+            self._current = stage
+
+    def _end(self) -> None:
+        """A stage may end before its time, or without any progress of its own."""
+        if self._shown is not None:
+            done = self._bar.tasks[self._bar.task_ids.index(self._shown)].completed or 1
+            self._bar.update(self._shown, total=done, completed=done)
+        self._current = self._shown = None
+
+    def _progress_event(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done < total and now - self._last < EVERY:
+            return
+        self._last = now
+        self.tell(Event("progress", {"stage": stage, "done": done, "total": total}))
+
+    def _log(self, event: Event) -> None:
+        now = time.strftime("%H:%M:%S")
+        if event.name == "start":
+            software = {"python": f"{platform.python_version()} on {platform.platform()}"}
+            software |= {name: version_of(name) for name in PACKAGES}
+            for name, value in {**software, **event.values}.items():
+                self.say(f"{now} {name}: {_words(value)}")
+        elif event.name == "stage_start":
+            self.say(f"{now} {event.values['stage']} begins")
+        elif event.name == "stage_end":
+            found = ", ".join(f"{name} {value}" for name, value in event.values["found"].items())
+            how = "taken from the run directory" if event.values["reused"] else f"{event.values['seconds']:.1f} s"
+            self.say(f"{now} {event.values['stage']}: {how}; {found}")
+
+
+@contextlib.contextmanager
+def watching(*, verbose: bool = False, as_json: bool = False) -> Iterator[Watch]:
+    """Shows what happens inside the block; errors become events too where a program listens."""
+    screen = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    quiet = as_json or not screen.is_terminal
+    with Progress(*columns, console=screen, disable=quiet, transient=True) as bar:
+        watch = Watch(bar, verbose=verbose, as_json=as_json)
+        try:
+            yield watch
+        except (OnnxcalibError, click.exceptions.Abort, KeyboardInterrupt) as error:
+            if as_json:
+                code = error.exit_code if isinstance(error, OnnxcalibError) else INTERRUPTED
+                watch.tell(Event("error", {"message": str(error) or "interrupted", "exit_code": code}))
+            raise
+
+
+def _words(value: Any) -> str:
+    """A value on one line of a log."""
+    if isinstance(value, list):
+        return f"{len(value)}: {', '.join(map(str, value))}"
+    return "; ".join(str(value).strip().splitlines())
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity."""
+    return {
+        name: _finite(value)
+        if isinstance(value, Mapping)
+        else None
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for name, value in values.items()
+    }

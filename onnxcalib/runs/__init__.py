@@ -1,0 +1,1 @@
+"""The run directory: every stage's value kept, by what it was computed from."""
