@@ -89,7 +89,7 @@ SECTIONS: dict[str, tuple[Key, ...]] = {
     "Files, seen from the folder in which the command runs": (
         _example("calibration", Kind.PATH, "npz, folder of arrays, images or .pb test sets", "calibration.npz"),
         _example("output", Kind.PATH, "The file to write", "small.onnx"),
-        _example("run_dir", Kind.PATH, "Keeps what is finished, for an interrupted run to go on (else OUTPUT.run)", "run"),
+        _example("run_dir", Kind.PATH, "Keeps what is finished, so that a run can go on (else OUTPUT.run)", "run"),
         _example("report", Kind.PATH, "Write a report: FILE.html, FILE.json and FILE_figures/", "small.html"),
         _example("test_data", Kind.PATH, "What the report measures on (else the calibration data)", "test.npz"),
     ),
