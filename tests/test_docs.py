@@ -20,6 +20,7 @@ from onnxcalib.recipe import KEYS, PRESETS, read_options
 from onnxcalib.targets import TARGETS
 
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN = [name for name, text in PAGES.items() if blocks(text, "bash") or blocks(text, "python")]
 LANGUAGES = {"bash", "python", "toml", "text"}
 CLASSES = 5
@@ -66,10 +67,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", RUN)
-def test_a_page_runs(page: str, reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(PAGES[page], "bash")
-    commands = [line for line in lines if not line.startswith("pip install ")]
+def assert_runs(text: str, reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [line for line in lines_of(text, "bash") if not line.startswith("pip install ")]
     for command in commands:
         program, *words = shlex.split(command)
         assert program == "onnxcalib", command
@@ -77,6 +76,17 @@ def test_a_page_runs(page: str, reader: Path, capsys: pytest.CaptureFixture[str]
         assert code == 0, f"{command}\n{said}"
     for name in written_by(commands):
         assert (reader / name).stat().st_size > 0, name
+
+
+def test_the_readme_is_right_about_your_own_model(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(lines_of(README, "bash")) == 3
+    assert_runs(README, reader, capsys)
+    assert (reader / "small.html").stat().st_size > 0
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_a_page_runs(page: str, reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_runs(PAGES[page], reader, capsys)
     code = "\n".join(blocks(PAGES[page], "python"))
     if code:
         # A process of its own: a page may teach the toolkit a target or a gradient.
@@ -95,7 +105,8 @@ def test_nothing_is_shown_that_nobody_runs() -> None:
 
 def test_what_is_to_be_installed_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    lines = [line for text in PAGES.values() for line in lines_of(text, "bash") if line.startswith("pip install ")]
+    texts = [README, *PAGES.values()]
+    lines = [line for text in texts for line in lines_of(text, "bash") if line.startswith("pip install ")]
     assert lines
     for line in lines:
         assert set(re.search(r"\[(.*?)\]", line)[1].split(",")) <= set(extras), line
