@@ -69,7 +69,7 @@ TOOLS = {
     "rknn": Tool("rknn", "rknn", ("rknn-toolkit2==2.5.0", "setuptools<81"), "rknn"),
     "iree": Tool("iree", "rknn", ("iree-base-compiler==3.13.0", "iree-base-runtime==3.13.0", "onnx"), "iree"),
     "tvm": Tool("tvm", "rknn", ("apache-tvm==0.27.0.post1", "onnx"), "tvm"),
-    "qonnx": Tool("qonnx", "qonnx", ("qonnx==1.0.0",), "qonnx"),
+    "qonnx": Tool("qonnx", "qonnx", ("qonnx==1.0.0", "onnx==1.18.0"), "qonnx"),
 }
 REFERENCE = "onnxruntime-newest"
 
@@ -261,14 +261,14 @@ def run_file(path: Path, feeds: Mapping[str, Floats]) -> list[Floats]:
 
 
 def latency_ratio(one: Path, other: Path, feeds: Mapping[str, Floats], rounds: int = 60) -> float:
-    """The best time of one beside that of the other, taken in turn."""
+    """The best time of one beside that of the other, in turn; of the thread alone, whatever else the machine does."""
     sessions, best = [_session(one), _session(other)], [np.inf, np.inf]
     feed = {name: value[:1] for name, value in feeds.items()}
     for _ in range(rounds):
         for place, session in enumerate(sessions):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             session.run(None, feed)
-            best[place] = min(best[place], time.perf_counter() - begin)
+            best[place] = min(best[place], time.thread_time() - begin)
     return float(best[0] / best[1])
 
 

@@ -29,7 +29,7 @@ from onnxcalib.model.layers import Layer
 from onnxcalib.model.normalize import variance_name, with_statistics
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import bias_scale, write_qdq
-from onnxcalib.numerics.grid import Grid, along, quantize, with_least_scale
+from onnxcalib.numerics.grid import Grid, along, dequantize, quantize, with_least_scale
 from onnxcalib.numerics.loss import TEMPERATURE, Head, log_probabilities
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.recipe import Engine
@@ -45,6 +45,7 @@ FloatArray = npt.NDArray[np.float32]
 PIECE = 8
 PIECES = 2
 CHECKS = 10
+PULL = 0.6  # how far from its code a weight begins, of as far as it was
 STATE = "state"  # the name of what is kept after each check
 
 
@@ -60,7 +61,7 @@ class Schedule:
 
 
 BIASES = Schedule("bias tuning", steps=200, bias=3e-3)
-JOINT = Schedule("joint AdaQuant", steps=400, bias=1e-3, weight=1e-3, scale=3e-4)
+JOINT = Schedule("joint AdaQuant", steps=400, bias=3e-3, weight=2e-3, scale=3e-4)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class _Training:
             params = plan.layers[layer.name]
             if schedule.weight is not None:
                 unit = along(params.grid.scale, params.grid.axis, params.weight.ndim)
-                add(weight_name(layer), params.weight, unit, schedule.weight)
+                add(weight_name(layer), _centred(params), unit, schedule.weight)
             if schedule.scale is not None and not self.tuner.target.power_of_two:
                 add(weight_scale_name(layer), params.grid.scale, params.grid.scale, schedule.scale)
                 if layer.input in plan.inputs:
@@ -234,6 +235,13 @@ class _Training:
 def _moved(grid: Grid, scale: FloatArray) -> Grid:
     """The grid with a trained scale, which must not come near zero."""
     return replace(grid, scale=np.maximum(scale, np.float32(0.1) * grid.scale))
+
+
+def _centred(params: LayerParams) -> FloatArray:
+    """Weights pulled towards their codes: training by layers leaves many at the edge of two, where all would jump."""
+    codes = dequantize(params.codes, params.grid)
+    half = along(params.grid.scale, params.grid.axis, codes.ndim) / 2
+    return np.asarray(codes + PULL * np.clip(params.weight - codes, -half, half), np.float32)
 
 
 def _bias(plan: QuantPlan, layer: Layer) -> FloatArray:
