@@ -74,7 +74,7 @@ def test_mixed_precision_twice(folder: Path, tmp_path: Path) -> None:
         assert "at w8a8" in done.stderr
     assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
     onnx.checker.check_model(str(tmp_path / "one.onnx"))
-    assert {path.name for path in tmp_path.iterdir()} == {"one.onnx", "two.onnx"}
+    assert {path.name for path in tmp_path.glob("*.onnx")} == {"one.onnx", "two.onnx"}
 
 
 def test_both_kinds_of_table_hold_the_same(folder: Path, table: Path, tmp_path: Path) -> None:
@@ -213,7 +213,8 @@ def test_a_request_without_sense_is_one_sentence(
     assert sentence in err
     assert err.startswith("Error: ")
     assert len(err.strip().splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
+    # What was measured by then stays, for the command that is mended.
+    assert {path.name for path in tmp_path.iterdir()} <= {"small.onnx.run"}
 
 
 @pytest.mark.parametrize(
