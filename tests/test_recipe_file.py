@@ -44,6 +44,8 @@ settings = st.builds(
     recipe=st.sampled_from([PRESETS["best"], PRESETS["paper"]]),
     calibration=st.none() | words.map(Path),
     output=st.none() | words.map(Path),
+    run_dir=st.none() | words.map(Path),
+    report=st.none() | words.map(Path),
     workers=st.none() | st.integers(1, 64),
     preprocess=st.none() | preprocesses,
 )
@@ -116,6 +118,9 @@ def test_all_that_quantize_takes(tmp_path: Path) -> None:
     workers = 2
     calibration = "images"
     output = "small.onnx"
+    run_dir = "run"
+    report = "r.html"
+    test_data = "t"
     [images]
     resize = 32
     crop = [28, 24]
@@ -125,7 +130,16 @@ def test_all_that_quantize_takes(tmp_path: Path) -> None:
     layout = "nhwc"
     """
     preprocess = Preprocess(32, (28, 24), (0.5,), (0.1, 0.2, 0.3), 1.0, "nhwc")
-    expected = Settings(Recipe(Pipeline.ADVANCED), Path("images"), Path("small.onnx"), 2, preprocess)
+    expected = Settings(
+        Recipe(Pipeline.ADVANCED),
+        Path("images"),
+        Path("small.onnx"),
+        Path("run"),
+        Path("r.html"),
+        Path("t"),
+        2,
+        preprocess,
+    )
     assert read_settings(written(tmp_path, text)) == expected
 
 

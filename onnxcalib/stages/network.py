@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.data import Dataset
+from onnxcalib.data import Dataset, first
 from onnxcalib.engine.adam import Adam, cosine
 from onnxcalib.engine.differentiate import Gradients
 from onnxcalib.engine.gradients import NoGradientError
-from onnxcalib.engine.inference import Session, Tensors
+from onnxcalib.engine.inference import Session, Tensors, samples_in
 from onnxcalib.model.distillation import (
     Parameter,
     bias_name,
@@ -25,6 +25,7 @@ from onnxcalib.model.distillation import (
     weight_name,
     weight_scale_name,
 )
+from onnxcalib.model.extract import with_outputs
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.normalize import variance_name, with_statistics
 from onnxcalib.model.prepare import Model
@@ -41,9 +42,9 @@ from onnxcalib.targets import Placement, Target
 
 FloatArray = npt.NDArray[np.float32]
 
-# A batch goes through the network in pieces: the memory of a step is that of a piece.
-PIECE = 8
-PIECES = 2
+BATCH = 16
+# A batch goes through the network in pieces whose layers' outputs take no more than this; a step takes some 15 times it.
+PIECE_BYTES = 120 * 10**6
 CHECKS = 10
 PULL = 0.6  # how far from its code a weight begins, of as far as it was
 STATE = "state"  # the name of what is kept after each check
@@ -127,7 +128,9 @@ class _Training:
         self.tuner, self.start = tuner, plan
         self.heads = tuner.teacher.heads
         self.session = Session(tuner.model.proto)
-        feed = next(iter(tuner.data.batches(PIECE)))
+        self.piece = self._piece()
+        self.pieces = -(-BATCH // self.piece)
+        feed = next(iter(tuner.data.batches(self.piece)))
         parameters, rates = self._parameters(feed)
         self.units = {name: parameter.unit for name, parameter in parameters.items()}
         starts = {name: parameter.start for name, parameter in parameters.items()}
@@ -139,10 +142,18 @@ class _Training:
         self.adam = Adam(self.gradients.parameters, rates)
         self.feeds = self._endless()
 
+    def _piece(self) -> int:
+        """How many samples go through the network at a time."""
+        names = list(dict.fromkeys(layer.activated for layer in self.tuner.layers))
+        feed = next(iter(first(self.tuner.data, 1).batches(1)))
+        outputs = Session(with_outputs(self.tuner.model.proto, names)).run(feed)
+        size = sum(outputs[name].nbytes for name in names) / samples_in(feed, self.tuner.data)
+        return int(np.clip(PIECE_BYTES // max(size, 1), 1, BATCH))
+
     def step(self, number: int) -> None:
         """One step on a batch, a piece at a time."""
         total: dict[str, FloatArray] = {}
-        for feed in itertools.islice(self.feeds, PIECES):
+        for feed in itertools.islice(self.feeds, self.pieces):
             self.gradients.run({**feed, **{truth_name(name): value for name, value in self._truth(feed).items()}})
             for name, gradient in self.gradients.gradients.items():
                 total[name] = total[name] + gradient if name in total else gradient.copy()
@@ -158,7 +169,7 @@ class _Training:
         for name, value in self.gradients.parameters.items():
             value[...] = state["parameters"][name]
         self.adam.restore(state["done"], state["moments"])
-        self.feeds = itertools.islice(self.feeds, state["done"] * PIECES, None)
+        self.feeds = itertools.islice(self.feeds, state["done"] * self.pieces, None)
 
     def plan(self) -> QuantPlan:
         """The plan with the parameters as they are now."""
@@ -229,7 +240,7 @@ class _Training:
 
     def _endless(self) -> Iterator[Tensors]:
         for _ in itertools.count():
-            yield from self.tuner.data.batches(PIECE)
+            yield from self.tuner.data.batches(self.piece)
 
 
 def _moved(grid: Grid, scale: FloatArray) -> Grid:

@@ -257,6 +257,8 @@ def test_an_interrupted_run_leaves_no_half_written_file(
     time.sleep(delay)
     process.send_signal(how)
     _out, err = process.communicate(timeout=60)
+    if b"init_import_site" in err:
+        pytest.skip("the interpreter itself was still starting")
     assert b"Traceback" not in err
     if small.exists():
         onnx.checker.check_model(str(small), full_check=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from onnxcalib.cli.main import cli
+from onnxcalib.cli.commands import cli
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -15,7 +15,7 @@ import pytest
 from command_line import said_by
 
 from models import conv_net, feed_for, run
-from onnxcalib.cli.main import cli
+from onnxcalib.cli.commands import cli
 
 MIX = ("--pipeline", "light", "--bits", "w4a4,w8a8", "--ranges", "minmax", "--compression", "0.55")
 

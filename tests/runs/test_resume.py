@@ -18,12 +18,11 @@ import pytest
 from command_line import COMMAND, ENVIRONMENT, call
 
 from models import build, conv_net, feed_for, normal
-from onnxcalib import OutputError, Pipeline, Recipe, quantize
+from onnxcalib import OutputError, Pipeline, Recipe, quantize, steps
 from onnxcalib.recipe import RangeMethod, parse_bits
 from onnxcalib.runs.events import Event
 from onnxcalib.runs.lock import locked
 from onnxcalib.runs.store import Store
-from onnxcalib.stages import biastune
 
 MIXED = Recipe(Pipeline.ADVANCED, parse_bits("w4a4,w8a8"), compression=0.6, steps=3, ranges=RangeMethod.MINMAX, seed=2)
 
@@ -50,7 +49,7 @@ class Heard:
 
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(biastune, "STEPS", 20)
+    monkeypatch.setattr(steps, "BIASES", dataclasses.replace(steps.BIASES, steps=20))
 
 
 def quantized(model: onnx.ModelProto, data: Any, recipe: Recipe = MIXED, **options: Any) -> bytes:
