@@ -43,7 +43,7 @@ from onnxcalib.targets import Placement, Target
 FloatArray = npt.NDArray[np.float32]
 
 BATCH = 16
-# A batch goes through the network in pieces whose layers' outputs take no more than this; a step takes some 15 times it.
+# A batch goes through the network in pieces whose layers' outputs take this at most; a step takes some 15 times it.
 PIECE_BYTES = 120 * 10**6
 CHECKS = 10
 PULL = 0.6  # how far from its code a weight begins, of as far as it was
