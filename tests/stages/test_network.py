@@ -29,7 +29,7 @@ from onnxcalib.steps import parted
 SAMPLES = 40
 TARGETS = ["ort", "paper"]
 QUICK = replace(BIASES, steps=40, bias=2e-2)  # few large steps
-QUICK_JOINT = replace(JOINT, steps=40, bias=2e-2, weight=2e-2, scale=3e-3)
+QUICK_JOINT = replace(JOINT, steps=40, bias=2e-2, weight=6e-2, scale=3e-3)
 
 
 def job_for(model: onnx.ModelProto, bits: str = "w4a8", target: str = "ort", samples: int = SAMPLES) -> Job:
