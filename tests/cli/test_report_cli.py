@@ -40,8 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_quantize_writes_page_numbers_and_figures(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {
-        "model.onnx", "data.npz", "test.npz", "mixed.onnx", "mixed.onnx.run", "plain.onnx", "plain.onnx.run", "run.html",
-        "run.json", "run_figures",
+        "model.onnx", "data.npz", "test.npz", "mixed.onnx", "mixed.onnx.run", "plain.onnx", "plain.onnx.run",
+        "run.html", "run.json", "run_figures",
     }  # fmt: skip
     numbers = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert numbers["outcome"]["quantized"]["samples"] == 24
