@@ -248,13 +248,14 @@ def advanced(case: Case, folder: Path) -> None:
 
 def step(_cases: dict[str, Case], folder: Path) -> None:
     """A training step of a 3x3 convolution, in forward passes of the same layer; both in one run, several times."""
+    import itertools
     import time
 
+    import onnxruntime as ort
     from onnx import TensorProto, helper
 
-    from onnxcalib.engine.inference import Session
     from onnxcalib.job import start
-    from onnxcalib.stages.adaquant import STANDARD, LayerTraining
+    from onnxcalib.stages.adaquant import PAPER, STANDARD, LayerTraining
     from onnxcalib.stages.capture import capture
     from onnxcalib.steps import candidates_of, layerwise
 
@@ -282,17 +283,23 @@ def step(_cases: dict[str, Case], folder: Path) -> None:
         precision = job.recipe.bits[0]
         params, grid = candidates.layers[layer.name][precision], candidates.inputs["x"][8]
         problem = layerwise(job).problem(layer, precision, params, grid)
-        for engine in (Engine.AUTO, Engine.STANDARD):
-            training = LayerTraining(problem, spilled["x"], spilled["y"], STANDARD, engine, 0)
-            session, batch = Session(job.model.proto), images[: min(training.batch, len(training.train))]
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = ort.InferenceSession(job.model.proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        for engine, schedule in itertools.product((Engine.AUTO, Engine.STANDARD), (STANDARD, PAPER)):
+            training = LayerTraining(problem, spilled["x"], spilled["y"], schedule, engine, 1)
+            batch = images[: min(training.batch, len(training.train))]
             ratios = []
             for number in range(1, 8):
-                began = time.perf_counter()
-                session.run({"x": batch})
-                middle = time.perf_counter()
+                began = time.process_time()
+                session.run(None, {"x": batch})
+                middle = time.process_time()
                 training.step(rng, number)
-                ratios.append((time.perf_counter() - middle) / (middle - began))
-            print(f"conv {channels} 3x3 on {size}x{size}, {engine}: a step is {np.median(ratios):.2f} forward passes")
+                ratios.append((time.process_time() - middle) / (middle - began))
+            print(
+                f"conv {channels} 3x3 on {size}x{size}, engine {engine}, batch {len(batch)}: "
+                f"a step takes the processor time of {np.median(ratios):.2f} forward passes of the float layer"
+            )
 
 
 def memory(cases: dict[str, Case], folder: Path) -> None:
