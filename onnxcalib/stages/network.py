@@ -135,7 +135,7 @@ class _Training:
         self.units = {name: parameter.unit for name, parameter in parameters.items()}
         starts = {name: parameter.start for name, parameter in parameters.items()}
         # Nothing for the sake of runtimes: weights right at their layers, and no Relu left out for a grid that moves.
-        bare = replace(tuner.target, placement=Placement.LAYER_INPUTS, float_compute=False)
+        bare = replace(tuner.target, placement=Placement.LAYER_INPUTS, float_compute=False, float_activations=False)
         started = tuner.written(self._plan_of(starts), bare)
         proto = distillation_loss(started, tuner.layers, plan, parameters, self.heads, self._truth(feed))
         self.gradients = Gradients(proto, starts, tuner.engine)

@@ -135,7 +135,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     [
         ("# onnxcalib sensitivity table 1\n", "", "line 1: the file does not begin"),
         ("# base: w8a8\n", "", "line 1: .* lack base"),
-        ("base: w8a8", "base: w8", "line 2: .*'w8' is not a precision"),
+        ("base: w8a8", "base: x8", "line 2: .*'x8' is not a precision"),
         ("base: w8a8", "base: w9a8", "line 2: .*out of range"),
         ("base_loss: 0.25", "base_loss: low", "line 4: base_loss is 'low', not a finite number"),
         ("samples: 64", "samples: 6.4", "line 5: samples is '6.4'"),
