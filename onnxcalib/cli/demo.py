@@ -16,12 +16,13 @@ from onnxcalib.report.tables import evaluation_table
 from onnxcalib.report.write import write_report
 
 MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz"
+STEPS = 40  # a layer: fewer than by default, for nobody likes to wait for a demo
 RECIPES = {
     "w8a8_plain": Recipe(),
     "w4a4_plain": Recipe(bits=(Precision(4, 4),), edge_bits=8),
     "w4a4_light": Recipe(Pipeline.LIGHT, bits=(Precision(4, 4),), edge_bits=8),
-    "w4a4_advanced": Recipe(Pipeline.ADVANCED, bits=(Precision(4, 4),), edge_bits=8),
-    "mixed_advanced": Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.18),
+    "w4a4_advanced": Recipe(Pipeline.ADVANCED, bits=(Precision(4, 4),), edge_bits=8, steps=STEPS),
+    "mixed_advanced": Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.18, steps=STEPS),
 }
 
 
