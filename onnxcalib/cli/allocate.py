@@ -14,7 +14,7 @@ from onnxcalib.model.io import check_writable, replacing
 from onnxcalib.recipe import MIN_BITS, Pipeline, Precision
 from onnxcalib.report.tables import allocation_line, allocation_table
 from onnxcalib.stages.mixed import METHODS, solve
-from onnxcalib.stages.sensitivity_table import load
+from onnxcalib.stages.sensitivity_files import load
 
 
 @click.command()

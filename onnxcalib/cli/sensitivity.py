@@ -11,7 +11,7 @@ from onnxcalib.cli.options import FILE, console, image_options, preprocess_from,
 from onnxcalib.cli.recipes import QUANTIZER, sweep_from, with_options
 from onnxcalib.pipeline import sensitivity as measure
 from onnxcalib.report.tables import sensitivity_table
-from onnxcalib.stages.sensitivity_table import check_output, save
+from onnxcalib.stages.sensitivity_files import check_output, save
 
 
 @click.command()

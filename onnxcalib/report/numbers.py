@@ -24,7 +24,7 @@ from onnxcalib.stages.curve import curve, ratios_between
 from onnxcalib.stages.diagnose import Diagnosis
 from onnxcalib.stages.evaluate import Evaluation
 from onnxcalib.stages.mixed import pins_of
-from onnxcalib.stages.sensitivity_table import as_dict
+from onnxcalib.stages.sensitivity_files import as_dict
 from onnxcalib.stages.spreads import LayerSpreads, Spread
 
 FORMAT = "onnxcalib report 1"

@@ -17,7 +17,8 @@ from onnxcalib.stages.allocate import (
     maximise_gain,
     minimise_loss,
 )
-from onnxcalib.stages.sensitivity_table import SensitivityTable, with_costs
+from onnxcalib.stages.sensitivity_files import with_costs
+from onnxcalib.stages.sensitivity_table import SensitivityTable
 
 TRIES = 12
 METHODS = ("integer-program", "greedy-accuracy", "greedy-compression")

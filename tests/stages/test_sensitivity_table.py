@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from onnxcalib.errors import OutputError, RecipeError
 from onnxcalib.recipe import Precision
-from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable, check, load, save, with_costs
+from onnxcalib.stages.sensitivity_files import load, save, with_costs
+from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable, check
 
 BASE, W4A8 = Precision(8, 8), Precision(4, 8)
 
