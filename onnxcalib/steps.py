@@ -198,8 +198,8 @@ def _through_network(job: Job, plan: QuantPlan, schedule: NetworkSchedule, memo:
     data, held_out = parted(job.data)
     teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
     engine, strict = job.recipe.engine or Engine.AUTO, bool(job.recipe.strict)
-    tuner = NetworkTuner(job.model, job.layers, job.target, data, teacher, engine, schedule, strict)
-    return tuner.tune(plan, job.progress, memo)
+    how = (schedule, job.recipe.seed, job.workers, strict)
+    return NetworkTuner(job.model, job.layers, job.target, data, teacher, engine, *how).tune(plan, job.progress, memo)
 
 
 def layerwise(job: Job, memo: Memo = FORGETFUL) -> Layerwise:

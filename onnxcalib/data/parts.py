@@ -16,13 +16,13 @@ def first(dataset: Dataset, n: int) -> Dataset:
         raise DataError(f"The first {n} samples of {dataset.source} are none.", "Ask for 1 or more.")
     if n >= len(dataset):
         return dataset
-    pieces = _pieces(dataset)
+    pieces = pieces_of(dataset)
     return pieces.part(0, _enough(pieces.sizes(), n))
 
 
 def split(dataset: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
     """All but the last samples, and the last `held_out`, rounded up to whole feeds or fixed batches."""
-    pieces = _pieces(dataset)
+    pieces = pieces_of(dataset)
     sizes = pieces.sizes()
     last = _enough(sizes[::-1], held_out)
     if held_out < 1 or last >= len(sizes):
@@ -32,7 +32,8 @@ def split(dataset: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
     return pieces.part(0, middle), pieces.part(middle, len(sizes))
 
 
-def _pieces(dataset: Dataset) -> SampleDataset | FeedDataset:
+def pieces_of(dataset: Dataset) -> SampleDataset | FeedDataset:
+    """The same data, of which parts can be taken."""
     return dataset if isinstance(dataset, SampleDataset | FeedDataset) else from_dataset(dataset)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -41,14 +42,26 @@ class Gradients:
         self, model: onnx.ModelProto, parameters: Mapping[str, Array], engine: Engine, threads: int = 0
     ) -> None:
         self.parameters = {name: np.array(value, np.float32, order="C") for name, value in parameters.items()}
-        self.gradients = {name: np.zeros_like(value) for name, value in self.parameters.items()}
-        self._loss = np.zeros((), np.float32)
         self._inputs = {value.name for value in model.graph.input} - set(self.parameters)
         self._inputs -= {tensor.name for tensor in model.graph.initializer}
-        self._session = _open(_differentiated(model, tuple(self.parameters), engine), threads)
+        self._output, self._threads = model.graph.output[0].name, threads
+        self._model = _differentiated(model, tuple(self.parameters), engine)
+        self._start()
+
+    def _start(self) -> None:
+        """What each twin has of its own."""
+        self.gradients = {name: np.zeros_like(value) for name, value in self.parameters.items()}
+        self._loss = np.zeros((), np.float32)
+        self._session = _open(self._model, self._threads)
         self._binding = self._session.io_binding()
         self._values: dict[str, Any] = {}
-        self._bind(model.graph.output[0].name)
+        self._bind(self._output)
+
+    def twin(self) -> Gradients:
+        """Another that reads the same parameters in place, to run at the same time."""
+        twin = copy(self)
+        twin._start()
+        return twin
 
     def run(self, feed: Mapping[str, npt.NDArray[Any]]) -> float:
         """The loss for one feed; the gradients are overwritten in place."""

@@ -20,6 +20,8 @@ from onnxcalib.plan import QuantPlan
 
 FloatArray = npt.NDArray[np.float32]
 
+# Outputs of a few hundred samples say little about all the others; inner tensors have far more to imitate.
+HINTED = 3.0
 SMALLEST = 1e-12  # of a probability whose logarithm is taken
 
 
@@ -63,21 +65,31 @@ def distillation_loss(
     parameters: Mapping[str, Parameter],
     heads: Mapping[str, Head],
     truth: Mapping[str, npt.NDArray[np.float32]],
+    hints: Sequence[str] = (),
 ) -> onnx.ModelProto:
-    """Requires the plan's written model with one byte a code; truth gives the ranks of the outputs."""
+    """Requires the plan's written model with one byte a code; truth gives ranks and energies of outputs and hints.
+
+    Hints are inner tensors whose mean relative error is added, HINTED times.
+    """
     form = _FloatForm(quantized, layers, plan, parameters)
     form.write()
     writer = form.writer
-    parts = []
-    for name, head in heads.items():
+
+    def wanted(name: str) -> str:
         # Sizes may differ from feed to feed, as lengths of sequences do.
-        sizes = [f"{name}:{axis}" for axis in range(1, truth[name].ndim)] if truth[name].ndim else None
-        wanted = writer.input(truth_name(name), sizes)
+        return writer.input(
+            truth_name(name), [f"{name}:{axis}" for axis in range(1, truth[name].ndim)] if truth[name].ndim else None
+        )
+
+    def squared_error(name: str, share: float) -> str:
         energy = float(np.mean(np.square(truth[name], dtype=np.float64)))
-        if head is Head.VALUES:
-            parts.append(writer.squared_error(name, wanted, energy))
-        else:
-            parts.append(_cross_entropy(writer, name, wanted, head))
+        return writer.squared_error(name, wanted(name), energy / share)
+
+    parts = [
+        squared_error(name, 1.0) if head is Head.VALUES else _cross_entropy(writer, name, wanted(name), head)
+        for name, head in heads.items()
+    ]
+    parts += [squared_error(name, HINTED / len(hints)) for name in hints]
     total = parts[0]
     for part in parts[1:]:
         total = writer.add("Add", [total, part])

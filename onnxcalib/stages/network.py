@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,12 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset, first
+from onnxcalib.data.variations import endless
 from onnxcalib.engine.adam import Adam, cosine
-from onnxcalib.engine.differentiate import Gradients
 from onnxcalib.engine.gradients import NoGradientError
 from onnxcalib.engine.inference import Session, Tensors, samples_in
+from onnxcalib.engine.lanes import LANES, Lanes
+from onnxcalib.model.bottlenecks import bottlenecks
 from onnxcalib.model.distillation import (
     Parameter,
     bias_name,
@@ -43,10 +45,11 @@ from onnxcalib.targets import Placement, Target
 FloatArray = npt.NDArray[np.float32]
 
 BATCH = 16
-# A batch goes through the network in pieces whose layers' outputs take this at most; a step takes some 15 times it.
-PIECE_BYTES = 120 * 10**6
+# A batch goes through the network in pieces whose layers' outputs take this at most; a worker takes some 20 times it.
+PIECE_BYTES = 40 * 10**6
 CHECKS = 10
 PULL = 0.6  # how far from its code a weight begins, of as far as it was
+SETTLE = 0.02  # of the way to its code that a weight goes with every step at the end, and nothing at first
 STATE = "state"  # the name of what is kept after each check
 
 
@@ -59,10 +62,11 @@ class Schedule:
     bias: float  # in deviations of the layer's output
     weight: float | None = None  # in steps of the grid
     scale: float | None = None  # in shares of the scale
+    hints: int = 0  # inner tensors that are imitated too, at most
 
 
 BIASES = Schedule("bias tuning", steps=200, bias=3e-3)
-JOINT = Schedule("joint AdaQuant", steps=400, bias=3e-3, weight=2e-3, scale=3e-4)
+JOINT = Schedule("joint AdaQuant", steps=400, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class NetworkTuner:
     teacher: Teacher  # holds the held-out samples
     engine: Engine
     schedule: Schedule
+    seed: int = 0
+    workers: int = 1  # pieces of a batch that are differentiated side by side
     strict: bool = False
 
     def tune(self, plan: QuantPlan, progress: Progress, memo: Memo = FORGETFUL) -> NetworkTuned:
@@ -127,37 +133,69 @@ class _Training:
     def __init__(self, tuner: NetworkTuner, plan: QuantPlan) -> None:
         self.tuner, self.start = tuner, plan
         self.heads = tuner.teacher.heads
-        self.session = Session(tuner.model.proto)
+        self.hints = self._hints()
+        self.session = Session(with_outputs(tuner.model.proto, [*self.heads, *self.hints]))
         self.piece = self._piece()
-        self.pieces = -(-BATCH // self.piece)
         feed = next(iter(tuner.data.batches(self.piece)))
+        self.pieces = -(-BATCH // samples_in(feed, tuner.data))
+        feed = next(iter(tuner.data.batches(BATCH)))
         parameters, rates = self._parameters(feed)
         self.units = {name: parameter.unit for name, parameter in parameters.items()}
         starts = {name: parameter.start for name, parameter in parameters.items()}
         # Nothing for the sake of runtimes: weights right at their layers, and no Relu left out for a grid that moves.
         bare = replace(tuner.target, placement=Placement.LAYER_INPUTS, float_compute=False, float_activations=False)
         started = tuner.written(self._plan_of(starts), bare)
-        proto = distillation_loss(started, tuner.layers, plan, parameters, self.heads, self._truth(feed))
-        self.gradients = Gradients(proto, starts, tuner.engine)
+        truth = self._truth(feed)
+        proto = distillation_loss(started, tuner.layers, plan, parameters, self.heads, truth, self.hints)
+        self.gradients = Lanes(proto, starts, tuner.engine, tuner.workers)
         self.adam = Adam(self.gradients.parameters, rates)
-        self.feeds = self._endless()
+        self.feeds = endless(tuner.data, self.piece, tuner.seed)
 
     def _piece(self) -> int:
         """How many samples go through the network at a time."""
-        names = list(dict.fromkeys(layer.activated for layer in self.tuner.layers))
+        size = sum(self._sizes([layer.activated for layer in self.tuner.layers]).values())
+        return int(np.clip(PIECE_BYTES // max(size, 1), 1, BATCH // LANES))
+
+    def _hints(self) -> list[str]:
+        """Inputs of layers at the borders of blocks; where there are many, the smallest."""
+        read = {layer.input for layer in self.tuner.layers}
+        found = [name for name in bottlenecks(self.tuner.model.proto.graph) if name in read]
+        if len(found) <= self.tuner.schedule.hints:
+            return found
+        sizes = self._sizes(found)
+        chosen = sorted(found, key=sizes.__getitem__)[: self.tuner.schedule.hints]
+        return [name for name in found if name in chosen]
+
+    def _sizes(self, names: Sequence[str]) -> dict[str, float]:
+        """The bytes of tensors for one sample."""
+        names = list(dict.fromkeys(names))
         feed = next(iter(first(self.tuner.data, 1).batches(1)))
         outputs = Session(with_outputs(self.tuner.model.proto, names)).run(feed)
-        size = sum(outputs[name].nbytes for name in names) / samples_in(feed, self.tuner.data)
-        return int(np.clip(PIECE_BYTES // max(size, 1), 1, BATCH))
+        return {name: outputs[name].nbytes / samples_in(feed, self.tuner.data) for name in names}
 
     def step(self, number: int) -> None:
-        """One step on a batch, a piece at a time."""
-        total: dict[str, FloatArray] = {}
-        for feed in itertools.islice(self.feeds, self.pieces):
-            self.gradients.run({**feed, **{truth_name(name): value for name, value in self._truth(feed).items()}})
-            for name, gradient in self.gradients.gradients.items():
-                total[name] = total[name] + gradient if name in total else gradient.copy()
-        self.adam.step(total, cosine(number, self.tuner.schedule.steps))
+        """One step on a batch."""
+        pieces = [
+            {**feed, **{truth_name(name): value for name, value in self._truth(feed).items()}}
+            for feed in itertools.islice(self.feeds, self.pieces)
+        ]
+        rate = cosine(number, self.tuner.schedule.steps)
+        self.adam.step(self.gradients.run(pieces), rate)
+        self._settle(SETTLE * (1 - rate))
+
+    def _settle(self, share: float) -> None:
+        """Draws weights to their codes: at the edge of two they would jump to and fro until the last step."""
+        parameters = self.gradients.parameters
+        for layer in self.tuner.layers:
+            weight = parameters.get(weight_name(layer))
+            if weight is None:
+                continue
+            grid = self.start.layers[layer.name].grid
+            scale = parameters.get(weight_scale_name(layer), np.ones((), np.float32))
+            step = along(scale, grid.axis if scale.ndim else None, weight.ndim)
+            low, high = (along(bound - grid.zero_point, grid.axis, weight.ndim) for bound in (grid.low, grid.high))
+            codes = np.clip(np.rint(weight / step), low, high)
+            weight -= np.float32(share) * (weight - codes * step)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -231,16 +269,10 @@ class _Training:
 
     def _truth(self, feed: Tensors) -> dict[str, FloatArray]:
         outputs = self.session.run(feed)
-        return {
-            name: outputs[name]
-            if head is Head.VALUES
-            else np.exp(log_probabilities(outputs[name], head, TEMPERATURE)).astype(np.float32)
-            for name, head in self.heads.items()
-        }
-
-    def _endless(self) -> Iterator[Tensors]:
-        for _ in itertools.count():
-            yield from self.tuner.data.batches(self.piece)
+        for name, head in self.heads.items():
+            if head is not Head.VALUES:
+                outputs[name] = np.exp(log_probabilities(outputs[name], head, TEMPERATURE)).astype(np.float32)
+        return outputs
 
 
 def _moved(grid: Grid, scale: FloatArray) -> Grid:

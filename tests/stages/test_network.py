@@ -56,7 +56,7 @@ def tuner_of(
 ) -> NetworkTuner:
     data, held_out = parted(job.data)
     teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
-    return NetworkTuner(job.model, job.layers, job.target, data, teacher, engine, schedule, strict)
+    return NetworkTuner(job.model, job.layers, job.target, data, teacher, engine, schedule, strict=strict)
 
 
 def tuned(job: Job, plan: QuantPlan, engine: Engine = Engine.AUTO, schedule: Schedule = QUICK) -> NetworkTuned:
