@@ -25,7 +25,8 @@ from models import (
 )
 from onnxcalib.engine.differentiate import Gradients, Loss
 from onnxcalib.job import Job, start
-from onnxcalib.model.distillation import Parameter, bias_name, distillation_loss, truth_name
+from onnxcalib.model.distillation import HINTED, Parameter, bias_name, distillation_loss, truth_name
+from onnxcalib.model.extract import with_outputs
 from onnxcalib.model.heads import find_heads
 from onnxcalib.model.layers import Layer
 from onnxcalib.numerics.loss import TEMPERATURE, Head
@@ -330,3 +331,18 @@ def test_an_output_that_is_one_number() -> None:
     gradients = gradients_of(case, case.biases())
     assert gradients.run(case.fed({})) == pytest.approx(case.by_hand(case.written), rel=1e-3)
     assert gradients.gradients["one:bias"].any()
+
+
+def test_hints_add_their_mean_relative_error() -> None:
+    case = whole(conv_net(), "w4a8", "paper")
+    names = [layer.input for layer in case.job.layers[1:]]
+    floats = run(with_outputs(case.job.model.proto, names), case.feed)
+    found = run(with_outputs(case.written, names), case.feed, graph_optimization_level=AS_WRITTEN)
+    shares = [np.mean((found[name] - floats[name]) ** 2) / np.mean(floats[name] ** 2) for name in names]
+    values = []
+    for hints in ([], names):
+        truth = {**case.truth, **{name: floats[name] for name in hints}}
+        loss = distillation_loss(case.written, case.job.layers, case.plan, {}, case.heads, truth, hints)
+        values.append(Loss(loss).run({**case.feed, **{truth_name(name): value for name, value in truth.items()}}))
+    assert min(shares) > 1e-6
+    assert values[1] - values[0] == pytest.approx(HINTED * np.mean(shares), rel=1e-3)

@@ -15,13 +15,14 @@ from models import branches, build, conv1d, conv_net, conv_transpose, feed_for, 
 from onnxcalib.engine.gradients import NoGradientError
 from onnxcalib.errors import ModelError
 from onnxcalib.job import Job, silent, start
-from onnxcalib.numerics.grid import quantize
+from onnxcalib.model.extract import with_outputs
+from onnxcalib.numerics.grid import along, dequantize, quantize
 from onnxcalib.numerics.loss import TEMPERATURE, Head
 from onnxcalib.pipeline import candidates_of
-from onnxcalib.plan import QuantPlan
+from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.recipe import Engine, Pipeline, RangeMethod, Recipe, parse_bits
 from onnxcalib.stages import network
-from onnxcalib.stages.network import BIASES, JOINT, NetworkTuned, NetworkTuner, Schedule
+from onnxcalib.stages.network import BIASES, JOINT, NetworkTuned, NetworkTuner, Schedule, _Training
 from onnxcalib.stages.rounding import BIAS_STEPS
 from onnxcalib.stages.teacher import Teacher
 from onnxcalib.steps import parted
@@ -294,6 +295,45 @@ def test_all_layers_train_further_than_their_biases() -> None:
     plan = plan_of(job)
     losses = [tuned(job, plan, schedule=schedule).after for schedule in (QUICK_JOINT, QUICK)]
     assert losses[0] < losses[1]
+
+
+def test_weights_settle_on_their_codes() -> None:
+    job = job_for(conv_net(), "w3a4")
+    plan = plan_of(job)
+
+    def distance(params: LayerParams) -> float:
+        gap = params.weight - dequantize(params.codes, params.grid)
+        return float(np.abs(gap / along(params.grid.scale, params.grid.axis, gap.ndim)).mean())
+
+    schedule = replace(JOINT, steps=200, weight=1e-4, scale=1e-4)
+    training = _Training(tuner_of(job, schedule=schedule), plan)
+    for step in range(1, 201):
+        training.step(step)
+    settled = training.plan()
+    for name, params in plan.layers.items():
+        assert distance(settled.layers[name]) < 0.3 * distance(params)
+
+
+def test_the_workers_are_not_to_be_seen_in_the_result() -> None:
+    job = job_for(conv_net(), "w3a4")
+    plan = plan_of(job)
+    schedule = replace(QUICK_JOINT, steps=5)
+    found = [replace(tuner_of(job, schedule=schedule), workers=workers).tune(plan, silent).plan for workers in (1, 3)]
+    for name, params in found[0].layers.items():
+        np.testing.assert_array_equal(params.weight, found[1].layers[name].weight)
+
+
+def test_hints_are_the_smallest_inputs_of_layers_at_borders_of_blocks() -> None:
+    job = job_for(conv_net(), "w3a4")
+    whole = _Training(tuner_of(job, schedule=QUICK_JOINT), plan_of(job)).hints
+    assert whole
+    assert set(whole) <= {layer.input for layer in job.layers[1:]}
+    one = _Training(tuner_of(job, schedule=replace(QUICK_JOINT, hints=1)), plan_of(job)).hints
+    sizes = {
+        name: value.size
+        for name, value in run(with_outputs(job.model.proto, whole), next(iter(job.data.batches(1)))).items()
+    }
+    assert [sizes[name] for name in one] == [min(sizes.values())]
 
 
 def test_scales_that_are_powers_of_two_stay() -> None:
