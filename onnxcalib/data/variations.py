@@ -18,23 +18,23 @@ SMALLEST = 16  # pixels along a side of what is taken for an image
 
 
 def varied(dataset: Dataset, times: int, seed: int, since: int = 0) -> Dataset:
-    """The samples as they are, then again and again in other forms; other data than images comes back as it is.
+    """Each sample so many times in a row, in its forms from number `since` on, of which 0 is as it is.
 
-    The first `since` of them are left out.
+    Other data than images comes back as it is.
     """
     pieces = pieces_of(dataset)
     if not isinstance(pieces, SampleDataset) or not any(_axes(rows.read(0, 1)) for rows in pieces.rows.values()):
         return dataset
     start, stop = pieces.start, pieces.stop
     rows = {name: _VariedRows(given, start, stop, since, times, seed) for name, given in pieces.rows.items()}
-    labels = None if pieces.labels is None else np.tile(pieces.labels, times)
+    labels = None if pieces.labels is None else np.repeat(pieces.labels, times)
     return replace(pieces, rows=rows, labels=labels, start=0, stop=times * (stop - start))
 
 
 def endless(dataset: Dataset, size: int, seed: int) -> Iterator[Feed]:
     """The samples again and again, `size` at a time, each time in other forms and another order."""
     for epoch in itertools.count():
-        again = varied(dataset, 1, seed, epoch * len(dataset))
+        again = varied(dataset, 1, seed, epoch)
         yield from _shuffled(again, size, np.random.default_rng([seed, epoch]))
 
 
@@ -56,7 +56,7 @@ def _shuffled(dataset: Dataset, size: int, rng: np.random.Generator) -> Iterator
 
 @dataclass(frozen=True)
 class _VariedRows:
-    """Rows again and again; each sample's form depends on nothing but its number and the seed."""
+    """Rows in several forms; each depends on nothing but its numbers and the seed."""
 
     rows: Rows
     start: int
@@ -70,16 +70,14 @@ class _VariedRows:
         return self.times * (self.stop - self.start)
 
     def read(self, start: int, stop: int) -> Array:
-        each = self.stop - self.start
-        pieces = []
-        for number in range(self.since + start, self.since + stop):
-            own = self.start + number % each
-            plain = self.rows.read(own, own + 1)
-            pieces.append(plain if number < each else _in_another_form(plain, [self.seed, number]))
-        return np.concatenate(pieces)
+        return np.concatenate([self._read(self.start + at // self.times, at % self.times) for at in range(start, stop)])
+
+    def _read(self, sample: int, form: int) -> Array:
+        plain, number = self.rows.read(sample, sample + 1), self.since + form
+        return _in_another_form(plain, [self.seed, sample, number]) if number else plain
 
     def where(self, index: int) -> str:
-        return self.rows.where(self.start + index % (self.stop - self.start))
+        return self.rows.where(self.start + index // self.times)
 
 
 def _in_another_form(images: Array, seed: list[int]) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
@@ -35,22 +35,24 @@ class Lanes:
             self._free.put(gradients)
         self._pool = ThreadPoolExecutor(workers)
 
-    def run(self, pieces: Sequence[Tensors]) -> dict[str, Array]:
-        """The gradients summed over the pieces."""
+    def run(self, pieces: Sequence[Tensors], completed: Callable[[Tensors], Tensors] = dict) -> dict[str, Array]:
+        """The gradients summed over the pieces, each of which is completed to what the loss reads."""
         lanes = [pieces[lane::LANES] for lane in range(LANES)]
-        first, *others = self._pool.map(self._lane, [lane for lane in lanes if lane])
+        work = [(lane, completed) for lane in lanes if lane]
+        first, *others = self._pool.map(self._lane, work)
         for other in others:
             for name, gradient in other.items():
                 first[name] += gradient
         return first
 
-    def _lane(self, pieces: Sequence[Tensors]) -> dict[str, Array]:
+    def _lane(self, work: tuple[Sequence[Tensors], Callable[[Tensors], Tensors]]) -> dict[str, Array]:
+        pieces, completed = work
         gradients = self._free.get()
         try:
-            gradients.run(pieces[0])
+            gradients.run(completed(pieces[0]))
             total = {name: value.copy() for name, value in gradients.gradients.items()}
             for piece in pieces[1:]:
-                gradients.run(piece)
+                gradients.run(completed(piece))
                 for name, value in gradients.gradients.items():
                     total[name] += value
             return total

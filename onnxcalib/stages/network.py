@@ -175,12 +175,9 @@ class _Training:
 
     def step(self, number: int) -> None:
         """One step on a batch."""
-        pieces = [
-            {**feed, **{truth_name(name): value for name, value in self._truth(feed).items()}}
-            for feed in itertools.islice(self.feeds, self.pieces)
-        ]
+        feeds = list(itertools.islice(self.feeds, self.pieces))
         rate = cosine(number, self.tuner.schedule.steps)
-        self.adam.step(self.gradients.run(pieces), rate)
+        self.adam.step(self.gradients.run(feeds, self._with_truth), rate)
         self._settle(SETTLE * (1 - rate))
 
     def _settle(self, share: float) -> None:
@@ -266,6 +263,9 @@ class _Training:
         layers = [layer for layer in self.tuner.layers if layer.takes_bias]
         found = Session(with_statistics(self.tuner.model.proto, layers)).run(feed) if layers else {}
         return [(layer, max(float(np.sqrt(np.mean(found[variance_name(layer)]))), 1e-6)) for layer in layers]
+
+    def _with_truth(self, feed: Tensors) -> Tensors:
+        return {**feed, **{truth_name(name): value for name, value in self._truth(feed).items()}}
 
     def _truth(self, feed: Tensors) -> dict[str, FloatArray]:
         outputs = self.session.run(feed)
