@@ -135,6 +135,8 @@ def _open(model: onnx.ModelProto, threads: int) -> Any:
     options.inter_op_num_threads = 1
     # Threads that spin between steps would take the cores from the optimiser and from other layers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Quantizers must stay as written: the runtime would copy them for each reader, or compute in integers.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     try:
         return ort.InferenceSession(serialized(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:

@@ -21,7 +21,7 @@ def _sloped(slope: Callable[[Step], str]) -> Rule:
 
 
 def _relu(step: Step) -> str:
-    return step.writer.op("Sign", step.y)
+    return step.writer.mask("Greater", step.y, 0.0)
 
 
 def _leaky_relu(step: Step) -> str:

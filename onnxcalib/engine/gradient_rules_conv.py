@@ -179,6 +179,8 @@ def _weight_gradient(
     fixed = shape is not None and all(isinstance(dim, int) for dim in shape[2:])
     sizes = step.known_dims(sized, 2) if fixed or not windows.dense else None
     depthwise = windows.group == outputs and inputs == 1
+    if sizes is not None and depthwise and not windows.dense:
+        return _from_convolution(step.writer, windows, image, gradient, sizes)
     if sizes is not None and depthwise and len(sizes) == 2 and sizes[1] <= WIDE_ROW:
         return _from_rows(step.writer, windows, image, gradient, sizes)
     if sizes is not None and windows.group == 1 and math.prod(windows.outputs(sizes)) < FEW_POSITIONS:
@@ -249,6 +251,26 @@ def _joined(write: Writer, parts: list[str], weight: tuple[int, ...]) -> str:
     """A weight gradient from its taps, each of outputs by taps by inputs."""
     joined = parts[0] if len(parts) == 1 else write.op("Concat", *parts, axis=1)
     return write.reshape(write.op("Transpose", joined, perm=[0, 2, 1]), weight)
+
+
+def _from_convolution(write: Writer, windows: Windows, image: str, gradient: str, sizes: tuple[int, ...]) -> str:
+    """Depthwise: each channel of the image convolved with that of the gradient, as wide as its windows lie apart."""
+    turned = [1, 0, *range(2, len(sizes) + 2)]
+    samples = write.reshape(write.op("Transpose", image, perm=turned), (1, -1, *sizes))
+    # Positions that no window reaches would give taps beyond the kernel.
+    spare = [min(*pair) for pair in zip(windows.ends, windows.remainders(sizes), strict=True)]
+    taps = write.op(
+        "Conv",
+        samples,
+        write.op("Transpose", gradient, perm=turned),
+        strides=windows.dilations,
+        dilations=windows.strides,
+        pads=[*windows.begins, *(end - less for end, less in zip(windows.ends, spare, strict=True))],
+        group=windows.group,
+    )
+    stops, axes = write.integers(windows.kernel), write.integers(range(2, len(sizes) + 2))
+    kept = write.op("Slice", taps, write.integers([0] * len(sizes)), stops, axes)
+    return write.reshape(kept, (windows.group, 1, *windows.kernel))
 
 
 def _from_rows(write: Writer, windows: Windows, image: str, gradient: str, sizes: tuple[int, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,6 +193,16 @@ class Writer:
     def mask(self, comparison: str, first: Operand, second: Operand) -> str:
         """One where the comparison holds, else zero; faster than Where, whose kernel has one thread."""
         return self.op("Cast", self.op(comparison, first, second), to=onnx.TensorProto.FLOAT)
+
+    def only_if(self, condition: str, write: Callable[[], str]) -> str:
+        """The number that the function writes, computed only where the condition holds; else zero."""
+        outside, branches = self.nodes, {}
+        for branch, make in (("then_branch", write), ("else_branch", lambda: self.op("Identity", 0.0))):
+            self.nodes = []
+            output = onnx.helper.make_tensor_value_info(make(), onnx.TensorProto.FLOAT, [])
+            branches[branch] = onnx.helper.make_graph(self.nodes, branch, [], [output])
+        self.nodes = outside
+        return self.op("If", condition, **branches)
 
     def sum_to(self, name: str, shape: Shape, operand: str) -> str:
         """Sums a gradient of the given shape over the axes along which the operand was broadcast."""

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
+from onnxcalib.engine.gradient_absorb import with_absorbed
 from onnxcalib.engine.gradient_rules import RULES
-from onnxcalib.engine.gradient_rules_quantize import Lowered, lower_all, quantizer_gradient
+from onnxcalib.engine.gradient_rules_quantize import Grid, lower_all, quantizer_gradient
 from onnxcalib.engine.gradient_step import Gradient, Step, full
 from onnxcalib.engine.gradient_writer import Facts, NoRuleError, Writer
 from onnxcalib.errors import ModelError
@@ -35,13 +36,15 @@ def gradient_name(parameter: str) -> str:
 
 def lower_fake_quantize(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which every quantizer op is written in standard ops."""
-    return _lowered(model, Facts.of(model))[0]
+    facts = Facts.of(model)
+    return _lowered(with_absorbed(model, facts), facts)[0]
 
 
 def gradient_model(model: onnx.ModelProto, parameters: Sequence[str]) -> onnx.ModelProto:
     """A copy whose outputs are followed by the gradient of the first output for each parameter, a graph input."""
     facts = Facts.of(model)
     _check(model, parameters, facts)
+    model = with_absorbed(model, facts)
     result, quantizers = _lowered(model, facts)
     writer = Writer(result.graph, facts)
     gradients = _propagate(model, result, writer, quantizers, parameters)
@@ -63,7 +66,7 @@ def _check(model: onnx.ModelProto, parameters: Iterable[str], facts: Facts) -> N
             )
 
 
-def _lowered(model: onnx.ModelProto, facts: Facts) -> tuple[onnx.ModelProto, dict[str, Lowered]]:
+def _lowered(model: onnx.ModelProto, facts: Facts) -> tuple[onnx.ModelProto, dict[str, Grid]]:
     try:
         return lower_all(model, facts)
     except NoRuleError as error:
@@ -76,7 +79,7 @@ def _propagate(
     model: onnx.ModelProto,
     result: onnx.ModelProto,
     writer: Writer,
-    quantizers: dict[str, Lowered],
+    quantizers: dict[str, Grid],
     parameters: Sequence[str],
 ) -> dict[str, Gradient]:
     """Walks back from the loss; gives the gradient of every tensor that depends on a parameter."""
@@ -107,7 +110,7 @@ def _dependents(graph: onnx.GraphProto, parameters: Iterable[str], facts: Facts)
     return moving
 
 
-def _apply(step: Step, quantizer: Lowered | None) -> None:
+def _apply(step: Step, quantizer: Grid | None) -> None:
     node = step.node
     rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     try:
