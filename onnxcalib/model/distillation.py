@@ -20,8 +20,7 @@ from onnxcalib.plan import QuantPlan
 
 FloatArray = npt.NDArray[np.float32]
 
-# Outputs of a few hundred samples say little about all the others; inner tensors have far more to imitate.
-HINTED = 3.0
+HINTED = "hinted"  # the input that says how many times the error of hints counts
 SMALLEST = 1e-12  # of a probability whose logarithm is taken
 
 
@@ -69,7 +68,7 @@ def distillation_loss(
 ) -> onnx.ModelProto:
     """Requires the plan's written model with one byte a code; truth gives ranks and energies of outputs and hints.
 
-    Hints are inner tensors whose mean relative error is added, HINTED times.
+    Hints are inner tensors whose mean relative error is added, as many times as the input HINTED says.
     """
     form = _FloatForm(quantized, layers, plan, parameters)
     form.write()
@@ -81,19 +80,22 @@ def distillation_loss(
             truth_name(name), [f"{name}:{axis}" for axis in range(1, truth[name].ndim)] if truth[name].ndim else None
         )
 
-    def squared_error(name: str, share: float) -> str:
-        energy = float(np.mean(np.square(truth[name], dtype=np.float64)))
-        return writer.squared_error(name, wanted(name), energy / share)
+    def squared_error(name: str) -> str:
+        return writer.squared_error(name, wanted(name), float(np.mean(np.square(truth[name], dtype=np.float64))))
 
-    parts = [
-        squared_error(name, 1.0) if head is Head.VALUES else _cross_entropy(writer, name, wanted(name), head)
-        for name, head in heads.items()
-    ]
-    parts += [squared_error(name, HINTED / len(hints)) for name in hints]
-    total = parts[0]
-    for part in parts[1:]:
-        total = writer.add("Add", [total, part])
-    return writer.finish(total)
+    def total(parts: Sequence[str]) -> str:
+        return parts[0] if len(parts) == 1 else writer.add("Add", [parts[0], total(parts[1:])])
+
+    loss = total(
+        [
+            squared_error(name) if head is Head.VALUES else _cross_entropy(writer, name, wanted(name), head)
+            for name, head in heads.items()
+        ]
+    )
+    if hints:
+        each = writer.add("Div", [writer.input(HINTED, None), writer.constant("hints", np.float32(len(hints)))])
+        loss = writer.add("Add", [loss, writer.add("Mul", [total([squared_error(name) for name in hints]), each])])
+    return writer.finish(loss)
 
 
 def _cross_entropy(writer: LossWriter, name: str, wanted: str, head: Head) -> str:
