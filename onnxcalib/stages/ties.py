@@ -35,7 +35,7 @@ WEIGHT_MOVE, MOST_WEIGHT_MOVE = 2.0**-11, 2.0**-8
 
 def without_ties(model: Model, layers: Sequence[Layer], places: Places, plan: QuantPlan, target: Target) -> QuantPlan:
     """Requires a plan made for this model; ensures the same codes of weights, on scales that moved by a little."""
-    if not target.tie_free or target.float_activations:
+    if not target.tie_free or target.power_of_two or target.float_activations:
         return plan
     made = {layer.summed: layer for layer in layers if layer.name in plan.layers}
     shapes = infer_shapes(model.proto)
