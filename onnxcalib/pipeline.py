@@ -40,6 +40,7 @@ from onnxcalib.steps import (
     measured_by,
     menu_of,
     rounded_candidates,
+    settled,
     train_in_parallel,
     train_in_turn,
     train_jointly,
@@ -137,9 +138,10 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
     """One file out of the model's own graph and the branches of its Ifs."""
     whole, plan = started.model.proto, None
     for job, outcome in zip(started.jobs, outcomes, strict=True):
-        written = job.write(outcome.plan)
+        final = settled(job, outcome.plan)
+        written = job.write(final)
         whole = written if job.branch is None else with_branch(whole, job.branch, written)
-        plan = outcome.plan if plan is None else plan.joined(outcome.plan)
+        plan = final if plan is None else plan.joined(final)
     assert plan is not None
     if started.jobs[0].target.fixed_shapes:
         whole = with_fixed_batch(whole)

@@ -37,6 +37,7 @@ from onnxcalib.stages.network import Schedule as NetworkSchedule
 from onnxcalib.stages.rounding import Menu, Ranges, round_to_nearest
 from onnxcalib.stages.sensitivity_table import SensitivityTable
 from onnxcalib.stages.teacher import Teacher
+from onnxcalib.stages.ties import without_ties
 from onnxcalib.stages.wishes import menus_of
 
 HELD_OUT = 128
@@ -59,6 +60,11 @@ class Trained:
 def fixed_plan(job: Job, statistics: Statistics) -> QuantPlan:
     """Every layer rounded at the one precision that is asked for, or at the edge bits."""
     return fixed_candidates(job, statistics).stitch(fixed_precisions(job))
+
+
+def settled(job: Job, plan: QuantPlan) -> QuantPlan:
+    """The plan as it is written: on scales that leave no rounding to chance, where the target wants that."""
+    return without_ties(job.model, job.layers, job.places, plan, job.target)
 
 
 def fixed_precisions(job: Job) -> dict[str, Precision]:

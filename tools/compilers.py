@@ -33,7 +33,7 @@ from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import with_fixed_batch
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bits
-from onnxcalib.steps import calibrate, candidates_of, fixed_plan
+from onnxcalib.steps import calibrate, candidates_of, fixed_plan, settled
 from onnxcalib.targets import Storage
 
 Floats = npt.NDArray[Any]
@@ -189,12 +189,12 @@ class Files:
             job = start(
                 self.zoo / source, data, Recipe(bits=parse_bits(bits), target=target, ranges=RangeMethod.MSE)
             ).jobs[0]
-            return job, fixed_plan(job, calibrate(job.model, job.places, job.data, job.progress))
+            return job, settled(job, fixed_plan(job, calibrate(job.model, job.places, job.data, job.progress)))
         menu = tuple(Precision(width, 8) for width in range(2, 9))
         recipe = Recipe(Pipeline.LIGHT, menu, target=target, ranges=RangeMethod.MSE, compression=1.0)
         job = start(self.zoo / source, data, recipe).jobs[0]
         in_turn = {layer.name: menu[place % len(menu)] for place, layer in enumerate(job.layers)}
-        return job, candidates_of(job).stitch(in_turn)
+        return job, settled(job, candidates_of(job).stitch(in_turn))
 
     def _images(self, model: str) -> Floats:
         if model == "resnet20":

@@ -74,6 +74,7 @@ def constraints(target: Target) -> list[tuple[str, str]]:
         ("weights.storage", target.storage),
         ("bias.type", target.bias),
         ("scales.power_of_two", _yes(target.power_of_two)),
+        ("scales.tie_free", _yes(target.tie_free)),
         ("graph.format", target.format),
         ("graph.placement", target.placement),
         ("graph.float_compute", _yes(target.float_compute)),

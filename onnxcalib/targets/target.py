@@ -98,6 +98,7 @@ class Target:
     narrow: Narrow = Narrow.CLIP_CODES
     format: Format = Format.QDQ
     power_of_two: bool = False  # scales of activations and weights
+    tie_free: bool = False  # scales move so that no result lies halfway between two codes
     float_compute: bool = False  # keep runtimes from fusing convolutions into integer kernels
     fixed_shapes: bool = False  # a free batch is written as one
     shared_constants: bool = True  # equal constants are stored once

@@ -1,0 +1,35 @@
+"""Fractions with odd denominators."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from onnxcalib.numerics.fractions import MOST, common_denominator, near_fractions
+
+
+@pytest.mark.parametrize("base", [1, 11])
+def test_fractions_are_near_and_odd_below(base: int) -> None:
+    ratios = np.exp(np.random.default_rng(3).uniform(np.log(1e-3), np.log(2), 200))
+    found = near_fractions(ratios, base, 1e-3, 1e-2)
+    near = np.abs(found / ratios - 1)
+    assert near.max() <= 1e-2
+    assert near.max() > 0
+    below = [Fraction(value).limit_denominator(MOST).denominator for value in found[near > 0]]
+    assert all(number % 2 for number in below)
+    # What is added over the base keeps an odd denominator in common with these.
+    assert all(number * base <= MOST or number % base == 0 for number in below)
+
+
+def test_a_ratio_with_nothing_near_stays() -> None:
+    found = near_fractions(np.array([1e-6, 0.2501]), 1, 1e-3, 1e-2)
+    assert found[0] == 1e-6
+    assert found[1] != 0.2501
+
+
+def test_the_smallest_common_denominator_is_odd() -> None:
+    assert common_denominator([0.5, 0.25], 0.0) is None
+    assert common_denominator([0.334, 0.8], 0.01) == 15
+    assert common_denominator([], 0.01) == 1
