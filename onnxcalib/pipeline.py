@@ -198,7 +198,7 @@ def _assembled(job: Job, *, train: bool) -> Outcome:
     )
     measured = job.kept("sensitivity", (candidates,), lambda memo: measure_sensitivity(job, candidates, memo))
     table = add_cost_tables(measured.table, job.recipe)
-    assigned = job.kept("allocation", (candidates, table), lambda _: assign_bits(job, candidates, table))
+    assigned = job.kept("allocation", (candidates, table), lambda memo: assign_bits(job, candidates, table, memo))
     return Outcome(candidates.stitch(assigned.allocation.choices), table, assigned)
 
 

@@ -31,13 +31,14 @@ from onnxcalib.stages.calibrate import Statistics, calibrate
 from onnxcalib.stages.fixed import fixed_precision
 from onnxcalib.stages.layerwise import Layerwise
 from onnxcalib.stages.memo import FORGETFUL, Memo
-from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign, limits_of, pins_of
+from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign, contested, limits_of, pins_of
 from onnxcalib.stages.network import BIASES, JOINT, NetworkTuned, NetworkTuner
 from onnxcalib.stages.network import Schedule as NetworkSchedule
 from onnxcalib.stages.rounding import Menu, Ranges, round_to_nearest
 from onnxcalib.stages.sensitivity_table import SensitivityTable
 from onnxcalib.stages.teacher import Teacher
 from onnxcalib.stages.ties import without_ties
+from onnxcalib.stages.unseen import scores
 from onnxcalib.stages.wishes import menus_of
 
 HELD_OUT = 128
@@ -143,9 +144,12 @@ def _problem(job: Job, candidates: Candidates) -> sensitivity_stage.Problem:
     )
 
 
-def assign_bits(job: Job, candidates: Candidates, table: SensitivityTable) -> Assigned:
-    """The integer program's choice, measured on the assembled model."""
-    return assign(table, job.recipe, measured_by(job, candidates))
+def assign_bits(job: Job, candidates: Candidates, table: SensitivityTable, memo: Memo = FORGETFUL) -> Assigned:
+    """The integer program's choice, measured on the assembled model, or a rival that measures better."""
+    measure, kind = measured_by(job, candidates), _loss_kind(job.recipe)
+    assigned = assign(table, job.recipe, measure)
+    unseen = scores(job.model, job.data, kind, lambda it: job.simulate(candidates.stitch(it)), job.progress, memo)
+    return contested(table, job.recipe, assigned, measure, unseen)
 
 
 def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:

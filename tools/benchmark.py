@@ -160,22 +160,22 @@ def light(case: Case, folder: Path) -> None:
 
 
 def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
-    """One size, three methods; the integer program's choice also with batch-norm tuning."""
+    """One size, three methods, and what is taken after measuring; each also with batch-norm tuning."""
     from onnxcalib.job import start
     from onnxcalib.stages.mixed import METHODS, solve
-    from onnxcalib.steps import candidates_of, measure_sensitivity, tune_batch_norm
+    from onnxcalib.steps import assign_bits, candidates_of, measure_sensitivity, tune_batch_norm
 
     recipe = Recipe(LIGHT, bits=parse_bits(bits), compression=compression)
     job = start(case.model, case.calibration, recipe).jobs[0]
     candidates = candidates_of(job)
     table = measure_sensitivity(job, candidates).table
+    taken = assign_bits(job, candidates, table)
+    print(f"{case.name:16} {bits} at {compression}: taken {taken.allocation.method}, {taken.contest}")
+    found = {method: solve(table, recipe, method).choices for method in METHODS}
     rows = {}
-    for method in METHODS:
-        plan = candidates.stitch(solve(table, recipe, method).choices)
-        plans = {method: plan}
-        if method == METHODS[0]:
-            plans[f"{method} + BN"] = tune_batch_norm(job, plan).plan
-        for label, final in plans.items():
+    for method, choices in {**found, "taken": taken.allocation.choices}.items():
+        plan = candidates.stitch(choices)
+        for label, final in {method: plan, f"{method} + BN": tune_batch_norm(job, plan).plan}.items():
             path = folder / f"{case.name}_{bits.replace(',', '_')}_{label.replace(' ', '')}.onnx"
             onnxcalib.write_model(job.write(final), path)
             rows[f"{bits} at {compression}: {label}"] = path

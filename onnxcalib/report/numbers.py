@@ -128,6 +128,8 @@ def mixed_numbers(result: Result) -> Numbers:
         "estimated_loss": found.estimated_loss,
         "measured_loss": found.measured_loss,
         "optimal": found.allocation.optimal,
+        "method": found.allocation.method,
+        "unseen_losses": {} if found.contest is None else {**found.contest.losses, "taken": found.contest.least},
     }
     return {"sensitivity": as_dict(table), "curve": points, "chosen": chosen}
 

@@ -16,6 +16,7 @@ from onnxcalib.stages.batchnorm import Tuned
 from onnxcalib.stages.compare import LayerComparison
 from onnxcalib.stages.curve import Point
 from onnxcalib.stages.evaluate import Evaluation
+from onnxcalib.stages.mixed import Assigned
 from onnxcalib.stages.network import NetworkTuned
 from onnxcalib.stages.sensitivity_table import SensitivityTable
 from onnxcalib.steps import Trained
@@ -78,12 +79,7 @@ def story(result: Result) -> list[str]:
     """What the stages did, a line each."""
     lines = []
     if result.assigned is not None:
-        assigned, found = result.assigned, result.assigned.allocation
-        tries = "" if assigned.tries == 1 else f", {assigned.tries} tries"
-        lines.append(
-            f"integer program: {'optimal' if found.optimal else 'not optimal'}, gap {found.gap:.2g}{tries}; "
-            f"loss estimated {assigned.estimated_loss:.6g}, measured {assigned.measured_loss:.6g}"
-        )
+        lines += _assignment(result.assigned)
     if result.tuned is not None:
         kept = f", kept after {result.tuned.rounds} rounds" if result.tuned.rounds else ""
         lines.append(f"batch-norm tuning: {_fall(result.tuned)}{kept}")
@@ -94,6 +90,28 @@ def story(result: Result) -> list[str]:
         if tuned is not None:
             lines.append(f"no {stage}: {tuned.obstacle}" if tuned.obstacle else f"{stage}: {_fall(tuned)}")
     return lines
+
+
+def _assignment(assigned: Assigned) -> list[str]:
+    """The program's optimum, and what measuring took in the end."""
+    contest, taken = assigned.contest, assigned.allocation
+    found = taken if contest is None else contest.optimum
+    measured = assigned.measured_loss if contest is None else contest.optimum_measured
+    estimated = assigned.estimated_loss - taken.estimated_loss + found.estimated_loss
+    tries = "" if assigned.tries == 1 else f", {assigned.tries} tries"
+    program = (
+        f"integer program: {'optimal' if found.optimal else 'not optimal'}, gap {found.gap:.2g}{tries}; "
+        f"loss estimated {estimated:.6g}, measured {measured:.6g}"
+    )
+    if contest is None:
+        return [program]
+    others = ", ".join(f"{method} {loss:.6g}" for method, loss in contest.losses.items() if method != taken.method)
+    least = f"least of {contest.models} assignments measured on samples like unseen ones, {contest.least:.6g}"
+    beside = f" ({others})" if others else ""
+    if taken == found:
+        return [program, f"taken: the integer program's optimum, {least}{beside}"]
+    own = f"estimated {assigned.estimated_loss:.6g}, measured {assigned.measured_loss:.6g}"
+    return [program, f"taken: {taken.method}, {least}{beside}; {own}"]
 
 
 def _fall(found: Tuned | Trained | NetworkTuned) -> str:

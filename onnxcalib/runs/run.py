@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 # Stages that keep parts of their work; of the first, a part says itself all that it was computed from.
 PARALLEL = "parallel"
-IN_PARTS = {PARALLEL, "sensitivity", "sequential", "joint", "biases"}
+IN_PARTS = {PARALLEL, "sensitivity", "allocation", "sequential", "joint", "biases"}
 
 WORDS = {
     "parallel": "parallel training",

@@ -23,6 +23,7 @@ from onnxcalib.stages.batchnorm import Tuned
 from onnxcalib.stages.calibrate import Statistics
 from onnxcalib.stages.mixed import Assigned
 from onnxcalib.stages.network import NetworkTuned
+from onnxcalib.stages.rivals import Contest
 from onnxcalib.stages.sensitivity import Measured
 from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
 
@@ -102,7 +103,8 @@ def _classes() -> dict[str, Any]:
     from onnxcalib.steps import Trained
 
     known = (
-        Allocation, Assigned, Candidates, Grid, LayerChoices, LayerParams, Measured, NetworkTuned, NoGradientError,
-        Optimised, Precision, QuantPlan, SensitivityTable, Statistics, TensorStatistics, Trained, Tuned,
+        Allocation, Assigned, Candidates, Contest, Grid, LayerChoices, LayerParams, Measured, NetworkTuned,
+        NoGradientError, Optimised, Precision, QuantPlan, SensitivityTable, Statistics, TensorStatistics, Trained,
+        Tuned,
     )  # fmt: skip
     return {kind.__name__: kind for kind in known}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxcalib.errors import RecipeError, near
@@ -17,6 +17,7 @@ from onnxcalib.stages.allocate import (
     maximise_gain,
     minimise_loss,
 )
+from onnxcalib.stages.rivals import Contest, Score, contest
 from onnxcalib.stages.sensitivity_files import with_costs
 from onnxcalib.stages.sensitivity_table import SensitivityTable
 
@@ -32,6 +33,7 @@ class Assigned:
     estimated_loss: float  # of the whole model: the base model's loss and the sum of the increases
     measured_loss: float
     tries: int
+    contest: Contest | None = None  # with its rivals, where there were any
 
 
 def add_cost_tables(table: SensitivityTable, recipe: Recipe) -> SensitivityTable:
@@ -73,6 +75,28 @@ def assign(table: SensitivityTable, recipe: Recipe, measure: Callable[[Mapping[s
         f"--max-loss {recipe.max_loss:.6g} could not be kept in {tries} tries; the last lost {measured:.6g}.",
         "Allow more loss, or offer more bits.",
     )
+
+
+def contested(
+    table: SensitivityTable, recipe: Recipe, assigned: Assigned, measure: Score, scores: Sequence[Score]
+) -> Assigned:
+    """What the scores put first among the program's optimum and its rivals; none costs more or breaks a loss budget."""
+    limits, pins = limits_of(table, recipe), pins_of(table, recipe)
+    optimum = assigned.allocation
+    if all(optimum.choices[row.layer] == table.base for row in table.layers if row.layer not in pins):
+        return assigned
+    if recipe.max_loss is not None:
+        cost = recipe.minimise or "size"
+        limits = [*(limit for limit in limits if limit.cost != cost), Limit(cost, optimum.costs[cost])]
+    most = recipe.max_loss
+    taken, losses, least, models = contest(
+        table, limits, pins, optimum, scores, lambda choices: most is None or measure(choices) <= most
+    )
+    told = Contest(optimum, assigned.measured_loss, losses, least, models)
+    if taken is optimum:
+        return replace(assigned, contest=told)
+    estimate = table.base_loss + taken.estimated_loss
+    return Assigned(taken, estimate, measure(taken.choices), assigned.tries, told)
 
 
 def _at_base(

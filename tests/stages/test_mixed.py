@@ -265,7 +265,8 @@ def test_a_compression_is_kept_by_the_file() -> None:
     assert result.table is not None
     found = result.assigned
     assert result.plan.precisions == found.allocation.choices
-    assert found.allocation.optimal
+    assert found.contest is not None
+    assert found.contest.optimum.optimal
     assert constant_bytes(result.model) <= found.allocation.costs["size"] <= 0.53 * result.table.float_costs["size"]
     assert len(set(found.allocation.choices.values())) > 1
     assert found.measured_loss > 0
