@@ -210,7 +210,7 @@ def ablation(case: Case, folder: Path) -> None:
         rows = {}
         for name, each in plans.items():
             path = folder / f"{case.name}_ablation_{len(rows)}.onnx"
-            onnxcalib.write_model(job.write(each), path)
+            onnxcalib.write_model(job.write(steps.settled(job, each)), path)
             rows[f"{','.join(map(str, recipe.bits))} {name}"] = path
         report(case, rows)
 
@@ -234,16 +234,20 @@ def advanced(case: Case, folder: Path) -> None:
             recipes[bits] = replace(start, bits=parse_bits(bits), edge_bits=8)
             recipes[f"{bits} adaround"] = replace(recipes[bits], layer_optimizer=LayerOptimizer.ADAROUND)
         recipes["w4a4 standard engine"] = replace(recipes["w4a4"], engine=Engine.STANDARD)
-    rows = {f"advanced {name}": quantized(case, folder, f"advanced {name}", each) for name, each in recipes.items()}
+
+    # Row by row: this takes hours, and what is printed is not lost.
+    def measure(given: Case, label: str, recipe: Recipe) -> None:
+        report(case, {label: quantized(given, folder, label, recipe)})
+
+    for name, each in recipes.items():
+        measure(case, f"advanced {name}", each)
     if case.name != "mobilenet_v2":
         images = np.load(case.calibration)["input"]
         for count in (64, 1):
             few = replace(case, calibration=folder / f"cifar_{count}.npz")
             np.savez(few.calibration, input=images[:count])
             for pipeline in (Pipeline.PLAIN, Pipeline.ADVANCED):
-                label = f"{pipeline} w4a4, {count} images"
-                rows[label] = quantized(few, folder, label, Recipe(pipeline, bits=parse_bits("w4a4"), edge_bits=8))
-    report(case, rows)
+                measure(few, f"{pipeline} w4a4, {count} images", Recipe(pipeline, bits=parse_bits("w4a4"), edge_bits=8))
 
 
 def step(_cases: dict[str, Case], folder: Path) -> None:
