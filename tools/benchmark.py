@@ -225,15 +225,16 @@ def _assigned(job: Any, candidates: Any) -> Any:
 def advanced(case: Case, folder: Path) -> None:
     """The advanced pipeline at further precisions; on the small network also AdaRound, few samples, both engines."""
     start = Recipe(Pipeline.ADVANCED)
-    recipes = {bits: replace(start, bits=parse_bits(bits), edge_bits=8) for bits in ("8", "w4a8", "w4a4")}
+    recipes = {"w4a4": replace(start, bits=parse_bits("w4a4"), edge_bits=8)}
     if case.name == "mobilenet_v2":
+        recipes |= {bits: replace(start, bits=parse_bits(bits), edge_bits=8) for bits in ("8", "w4a8")}
         recipes["w4a4,w8a8 at 0.15"] = replace(start, bits=parse_bits("w4a4,w8a8"), compression=0.15)
     else:
         recipes["w4a4 paper target"] = replace(recipes["w4a4"], target="paper")
-        for bits in ("w4a4", "w3a3", "w2a4"):
+        recipes["w4a4 standard engine"] = replace(recipes["w4a4"], engine=Engine.STANDARD)
+        for bits in ("w3a3", "w2a4"):
             recipes[bits] = replace(start, bits=parse_bits(bits), edge_bits=8)
             recipes[f"{bits} adaround"] = replace(recipes[bits], layer_optimizer=LayerOptimizer.ADAROUND)
-        recipes["w4a4 standard engine"] = replace(recipes["w4a4"], engine=Engine.STANDARD)
 
     # Row by row: this takes hours, and what is printed is not lost.
     def measure(given: Case, label: str, recipe: Recipe) -> None:
