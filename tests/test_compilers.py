@@ -31,6 +31,17 @@ def test_agreement_counts_steps_of_the_reference() -> None:
         compilers.agreement(reference, found[:4])
 
 
+@pytest.mark.parametrize(("target", "has_grid"), [("ort", False), ("rknn", True)])
+def test_the_step_is_that_of_the_output_grid(target: str, has_grid: bool, tmp_path: Path) -> None:
+    model = conv_net()
+    result = quantize(model, feed_for(model), Recipe(bits=(Precision.parse("w8a8"),), target=target))
+    write_model(result.model, tmp_path / "file.onnx")
+    step = compilers.output_step(tmp_path / "file.onnx")
+    assert step == (float(result.plan.carried["y"].scale) if has_grid else None)
+    reference = np.array([[0.0, 255.0]])
+    assert compilers.agreement(reference, reference + 2, 4.0) == (1.0, 0.5)
+
+
 def test_the_table_hides_nothing() -> None:
     rows = [
         compilers.Row("one", "1.0", "net 8", True, 20, 19, 0.99375, 1.25),

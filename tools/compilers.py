@@ -6,7 +6,8 @@
     python tools/compilers.py ZOO --storage                # bytes, latency and identity of narrow weights instead
 
 ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, imagenet_train512.npz and cifar10_train2k.npz. Needs pillow.
-A step is that of an eight-bit grid over the outputs of the newest onnxruntime, the reference. The row "unfused" is
+A step is that of the file's own output grid or, where outputs are float, of an eight-bit grid over the outputs of the
+newest onnxruntime, the reference. The row "unfused" is
 the same runtime without its own optimisations: what two correct ways to compute one file differ by.
 """
 
@@ -25,7 +26,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 from benchmark import decoded, normalized
+from onnx import numpy_helper
 
 from onnxcalib.job import Job, start
 from onnxcalib.model.io import write_model
@@ -89,13 +92,22 @@ class Row:
     note: str = ""
 
 
-def agreement(reference: Floats, found: Floats) -> tuple[float, float]:
+def output_step(file: Path) -> float | None:
+    """The step of the grid on which the file quantizes its first output, None if that is float."""
+    graph = onnx.load(file).graph
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and graph.output[0].name in node.output:
+            return next(float(numpy_helper.to_array(each)) for each in graph.initializer if each.name == node.input[1])
+    return None
+
+
+def agreement(reference: Floats, found: Floats, step: float | None = None) -> tuple[float, float]:
     """The share of elements within one step of the reference's grid, and how many steps the worst is off."""
     if reference.shape != found.shape:
         raise ValueError(f"the outputs have shapes {found.shape} and {reference.shape}")
-    step = (reference.max() - reference.min()) / 255
+    step = (reference.max() - reference.min()) / 255 if step is None else step
     off = np.abs(found.astype(np.float64) - reference) / (step if step > 0 else 1.0)
-    return float((off <= 1 + 1e-6).mean()), float(off.max())
+    return float((off <= 1 + 1e-4).mean()), float(off.max())
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -146,7 +158,9 @@ def ask(tool: Tool, python: Path, model: Path, feeds: Path, outputs: Path) -> di
     return answer
 
 
-def row_of(name: str, file: str, answer: Mapping[str, Any], outputs: Path, reference: Path) -> Row:
+def row_of(
+    name: str, file: str, answer: Mapping[str, Any], outputs: Path, reference: Path, step: float | None = None
+) -> Row:
     """The table's row for an answer."""
     version, loads = str(answer.get("version", "?")), bool(answer["loads"])
     row = Row(name, version, file, loads, answer.get("layers"), answer.get("int8"), note=answer.get("note", ""))
@@ -154,7 +168,7 @@ def row_of(name: str, file: str, answer: Mapping[str, Any], outputs: Path, refer
         return replace(row, note=answer["error"])
     if not reference.exists():
         return replace(row, note="no reference to compare with")
-    within, most = agreement(np.load(reference)["arr_0"], np.load(outputs)["arr_0"])
+    within, most = agreement(np.load(reference)["arr_0"], np.load(outputs)["arr_0"], step)
     return replace(row, within=within, most=most)
 
 
@@ -220,7 +234,8 @@ def compiled(files: Files, names: Sequence[str], work: Path) -> list[Row]:
                 # Nodes that only QONNX knows are compared with the same plan as QDQ.
                 known = files.file(model, bits, "ort") if tool.target == "qonnx" else file
                 ask(TOOLS[REFERENCE], reference, known, feeds, truth)
-            rows.append(row_of(name, label, ask(tool, python, file, feeds, outputs), outputs, truth))
+            answer = ask(tool, python, file, feeds, outputs)
+            rows.append(row_of(name, label, answer, outputs, truth, output_step(file)))
             print(table(rows[-1:]).splitlines()[-1], flush=True)
     return rows
 
