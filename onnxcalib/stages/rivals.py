@@ -59,7 +59,7 @@ def contest(
     known = [_Entrant(each, {}, scores[0](each.choices)) for each in _baselines(table, limits, pins)]
     asked += [each.allocation.choices for each in known]
     for turn in range(ROUNDS):
-        # Around the optimum first, then around the best that it was not yet done around.
+        # Around the optimum first, then around the best rival, even if that does not beat the optimum.
         best = min(own[min(turn, len(own) - 1) :], key=lambda each: each.score)
         for allocation, barred in islice(_around(table, limits, pins, best, asked), ROUND):
             asked.append(allocation.choices)
