@@ -149,7 +149,9 @@ def assign_bits(job: Job, candidates: Candidates, table: SensitivityTable, memo:
     measure, kind = measured_by(job, candidates), _loss_kind(job.recipe)
     assigned = assign(table, job.recipe, measure)
     unseen = scores(job.model, job.data, kind, lambda it: job.simulate(candidates.stitch(it)), job.progress, memo)
-    return contested(table, job.recipe, assigned, measure, unseen)
+    chosen = contested(table, job.recipe, assigned, measure, unseen)
+    job.progress("assignments", 1, 1)  # often fewer are measured than might have been
+    return chosen
 
 
 def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:

@@ -68,7 +68,10 @@ def assert_never_worse(result: Result) -> None:
         assert step.after <= step.before
     for earlier, later in itertools.pairwise(found):
         assert later.before == pytest.approx(earlier.after, rel=1e-6)
-    assert found[-1].plan is result.plan
+    # Scales move a little when ties are taken away, codes do not.
+    for name, params in found[-1].plan.layers.items():
+        np.testing.assert_array_equal(result.plan.layers[name].codes, params.codes)
+        np.testing.assert_allclose(result.plan.layers[name].grid.scale, params.grid.scale, rtol=0.01)
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_memory_does_not_grow_with_the_samples(kind: str, tmp_path: Path) -> Non
     for samples in (64, 512):
         np.savez(tmp_path / f"{samples}.npz", x=np.concatenate([feed["x"] for feed in generated(samples)]))
     work(64)  # caches and imports
-    few, many = (peak_of(lambda count=count: work(count)) for count in (64, 512))
+    # The least of three: when garbage is collected, and what other threads do, is worth megabytes; so are the samples.
+    few, many = (min(peak_of(lambda count=count: work(count)) for _ in range(3)) for count in (64, 512))
     added = (512 - 64) * 3 * 32 * 32 * 4
-    # Whether a garbage collection falls before or after the peak is worth a megabyte; the samples are worth five.
     assert many - few <= added / 2
