@@ -163,7 +163,7 @@ def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
     """One size, three methods, and what is taken after measuring; each also with batch-norm tuning."""
     from onnxcalib.job import start
     from onnxcalib.stages.mixed import METHODS, solve
-    from onnxcalib.steps import assign_bits, candidates_of, measure_sensitivity, tune_batch_norm
+    from onnxcalib.steps import assign_bits, candidates_of, measure_sensitivity, settled, tune_batch_norm
 
     recipe = Recipe(LIGHT, bits=parse_bits(bits), compression=compression)
     job = start(case.model, case.calibration, recipe).jobs[0]
@@ -177,7 +177,7 @@ def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
         plan = candidates.stitch(choices)
         for label, final in {method: plan, f"{method} + BN": tune_batch_norm(job, plan).plan}.items():
             path = folder / f"{case.name}_{bits.replace(',', '_')}_{label.replace(' ', '')}.onnx"
-            onnxcalib.write_model(job.write(final), path)
+            onnxcalib.write_model(job.write(settled(job, final)), path)
             rows[f"{bits} at {compression}: {label}"] = path
     report(case, rows)
 
