@@ -170,7 +170,9 @@ def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
     candidates = candidates_of(job)
     table = measure_sensitivity(job, candidates).table
     taken = assign_bits(job, candidates, table)
-    print(f"{case.name:16} {bits} at {compression}: taken {taken.allocation.method}, {taken.contest}")
+    assert taken.contest is not None
+    known = ", ".join(f"{method} {loss:.5f}" for method, loss in taken.contest.losses.items())
+    print(f"{case.name:16} {bits}: taken {taken.allocation.method}, {taken.contest.least:.5f} on mixed pairs; {known}")
     found = {method: solve(table, recipe, method).choices for method in METHODS}
     rows = {}
     for method, choices in {**found, "taken": taken.allocation.choices}.items():
