@@ -14,11 +14,12 @@ from onnxcalib.engine.differentiate import choose_engine
 from onnxcalib.errors import ModelError
 from onnxcalib.job import Job, Start, list_layers, read_prepared, silent, start
 from onnxcalib.model.branches import with_branch
+from onnxcalib.model.equalize import exponents_of
 from onnxcalib.model.io import check_writable, load, write_model
 from onnxcalib.model.layers import LayerList
 from onnxcalib.model.shapes import input_specs, with_fixed_batch
 from onnxcalib.plan import QuantPlan
-from onnxcalib.recipe import MIXED, Engine, LayerOptimizer, Pipeline, Recipe
+from onnxcalib.recipe import MIXED, Engine, LayerOptimizer, Pipeline, Recipe, Training
 from onnxcalib.runs.begin import running
 from onnxcalib.runs.events import teller
 from onnxcalib.stages.batchnorm import Tuned
@@ -35,6 +36,8 @@ from onnxcalib.steps import (
     assign_bits,
     candidates_of,
     check_reachable,
+    equalization,
+    equalize,
     fixed_plan,
     measure_sensitivity,
     measured_by,
@@ -114,18 +117,27 @@ def quantize(
     started = start(model, calibration, recipe, preprocess, progress, workers)
     folder = Path(run_dir) if run_dir is not None else None
     with running(started, folder, teller(progress)) as begun:
-        result = _joined(begun, [_run(job) for job in begun.jobs])
+        for job in begun.jobs:
+            if len(recipe.bits) > 1 and job.branch is None:
+                check_wishes(recipe, job.layers, menu_of(job))
+        equal = replace(begun, jobs=tuple(_equalized(job) for job in begun.jobs))
+        result = _joined(equal, [_run(job) for job in equal.jobs])
         if output is not None:
             result.save(output)
             result = replace(result, output=Path(output))
     return result
 
 
+def _equalized(job: Job) -> Job:
+    """The job on a model whose channels share their grids well."""
+    if job.recipe.pipeline is Pipeline.PLAIN or job.recipe.training is Training.PAPER:
+        return job
+    return equalize(job, job.kept("equalization", (), lambda _: equalization(job)))
+
+
 def _run(job: Job) -> Outcome:
     if job.recipe.pipeline is Pipeline.PLAIN:
         return _plain(job)
-    if len(job.recipe.bits) > 1 and job.branch is None:
-        check_wishes(job.recipe, job.layers, menu_of(job))
     run = _light if job.recipe.pipeline is Pipeline.LIGHT else _advanced
     if job.branch is not None and len(job.recipe.bits) > 1:
         # Bits are assigned within one graph; branches of an If get the highest on offer.
@@ -203,7 +215,8 @@ def _assembled(job: Job, *, train: bool) -> Outcome:
 
 
 def _statistics(job: Job) -> Statistics:
-    return job.kept("statistics", (), lambda _: calibrate(job.model, job.places, job.data, job.progress))
+    scaled = exponents_of(job.model.proto)
+    return job.kept("statistics", (scaled,), lambda _: calibrate(job.model, job.places, job.data, job.progress))
 
 
 def _fixed(job: Job, statistics: Statistics) -> QuantPlan:
@@ -223,7 +236,7 @@ def sensitivity(
     progress: Progress = silent,
 ) -> Measured:
     """What each layer loses at each precision of the recipe."""
-    job = _own_graph(start(model, calibration, recipe, preprocess, progress))
+    job = _equalized(_own_graph(start(model, calibration, recipe, preprocess, progress)))
     return measure_sensitivity(job, candidates_of(job))
 
 
@@ -238,7 +251,7 @@ def compression_curve(
     progress: Progress = silent,
 ) -> list[Point]:
     """Assignments from the smallest file to all layers at the base precision, by all three methods."""
-    job = _own_graph(start(model, calibration, recipe, preprocess, progress))
+    job = _equalized(_own_graph(start(model, calibration, recipe, preprocess, progress)))
     candidates = candidates_of(job)
     table = measure_sensitivity(job, candidates).table
     pins = pins_of(table, recipe)

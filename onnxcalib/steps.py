@@ -10,7 +10,9 @@ from onnxcalib.data import Dataset, first, split
 from onnxcalib.engine.inference import Session, samples_in
 from onnxcalib.errors import DataError
 from onnxcalib.job import Job
+from onnxcalib.model.equalize import equalized, find_uneven
 from onnxcalib.model.extract import with_outputs
+from onnxcalib.model.layers import find_layers
 from onnxcalib.numerics.loss import TEMPERATURE, LossKind
 from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import (
@@ -28,6 +30,7 @@ from onnxcalib.stages.adaquant import SCHEDULES
 from onnxcalib.stages.allocate import minimise_loss
 from onnxcalib.stages.batchnorm import Tuned, Tuner
 from onnxcalib.stages.calibrate import Statistics, calibrate
+from onnxcalib.stages.equalize import Equalization, measure_channels
 from onnxcalib.stages.fixed import fixed_precision
 from onnxcalib.stages.layerwise import Layerwise
 from onnxcalib.stages.memo import FORGETFUL, Memo
@@ -56,6 +59,20 @@ class Trained:
     before: float
     after: float
     obstacles: tuple[str, ...] = ()  # why layers could not be trained
+
+
+def equalization(job: Job) -> Equalization:
+    """What scales channels so that they share a grid well."""
+    # A branch of an If keeps no metadata that could tell of it.
+    uneven = find_uneven(job.model, job.layers, job.target) if job.branch is None else []
+    return measure_channels(job.model, uneven, job.data, job.progress)
+
+
+def equalize(job: Job, found: Equalization) -> Job:
+    """The job on the model with scaled channels."""
+    model = equalized(job.model, found.exponents)
+    names = {layer.name for layer in job.layers}
+    return replace(job, model=model, layers=tuple(it for it in find_layers(model).layers if it.name in names))
 
 
 def fixed_plan(job: Job, statistics: Statistics) -> QuantPlan:

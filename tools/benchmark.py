@@ -166,7 +166,7 @@ def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
     from onnxcalib.steps import assign_bits, candidates_of, measure_sensitivity, settled, tune_batch_norm
 
     recipe = Recipe(LIGHT, bits=parse_bits(bits), compression=compression)
-    job = start(case.model, case.calibration, recipe).jobs[0]
+    job = _equal(start(case.model, case.calibration, recipe).jobs[0])
     candidates = candidates_of(job)
     table = measure_sensitivity(job, candidates).table
     taken = assign_bits(job, candidates, table)
@@ -190,31 +190,40 @@ def ablation(case: Case, folder: Path) -> None:
     from onnxcalib.job import start
     from onnxcalib.stages.calibrate import calibrate
 
+    def record(name: str, job: Any, plan: Any) -> Any:
+        label = f"{','.join(map(str, job.recipe.bits))} {name}"
+        path = folder / f"{case.name}_ablation_{label.replace(' ', '_').replace(',', '_')}.onnx"
+        onnxcalib.write_model(job.write(steps.settled(job, plan)), path)
+        report(case, {label: path})
+        return plan
+
+    def rest(job: Any, plan: Any) -> None:
+        plan = record("+ BN tuning", job, steps.tune_batch_norm(job, plan).plan)
+        plan = record("+ sequential AdaQuant", job, steps.train_in_turn(job, plan).plan)
+        plan = record("+ joint AdaQuant", job, steps.train_jointly(job, plan).plan)
+        record("+ bias tuning", job, steps.tune_biases(job, plan).plan)
+
     fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8)
-    mixed_recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15)
-    for recipe in (fixed, mixed_recipe):
-        job = start(case.model, case.calibration, recipe).jobs[0]
-        plans = {}
-        if recipe is fixed:
-            statistics = calibrate(job.model, job.places, job.data, job.progress)
-            rounded, chosen = steps.fixed_candidates(job, statistics), steps.fixed_precisions(job)
-            plans["plain"] = plan = rounded.stitch(chosen)
-            plans["parallel AdaQuant"] = steps.train_in_parallel(job, rounded).stitch(chosen)
-            plans["sequential AdaQuant"] = steps.train_in_turn(job, plan).plan
-        else:
-            rounded = steps.candidates_of(job)
-            plans["IP"] = _assigned(job, rounded)
-            plans["parallel AdaQuant + IP"] = plan = _assigned(job, steps.train_in_parallel(job, rounded))
-        plan = plans["+ BN tuning"] = steps.tune_batch_norm(job, plan).plan
-        plan = plans["+ sequential AdaQuant"] = steps.train_in_turn(job, plan).plan
-        plan = plans["+ joint AdaQuant"] = steps.train_jointly(job, plan).plan
-        plans["+ bias tuning"] = steps.tune_biases(job, plan).plan
-        rows = {}
-        for name, each in plans.items():
-            path = folder / f"{case.name}_ablation_{len(rows)}.onnx"
-            onnxcalib.write_model(job.write(steps.settled(job, each)), path)
-            rows[f"{','.join(map(str, recipe.bits))} {name}"] = path
-        report(case, rows)
+    uneven = start(case.model, case.calibration, fixed).jobs[0]
+    for name, job in {"plain": uneven, "+ equal channels": _equal(uneven)}.items():
+        statistics = calibrate(job.model, job.places, job.data, job.progress)
+        rounded, chosen = steps.fixed_candidates(job, statistics), steps.fixed_precisions(job)
+        plan = record(name, job, rounded.stitch(chosen))
+    record("+ parallel AdaQuant", job, steps.train_in_parallel(job, rounded).stitch(chosen))
+    record("+ sequential AdaQuant alone", job, steps.train_in_turn(job, plan).plan)
+    rest(job, plan)
+    recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15)
+    job = _equal(start(case.model, case.calibration, recipe).jobs[0])
+    rounded = steps.candidates_of(job)
+    record("IP", job, _assigned(job, rounded))
+    plan = record("parallel AdaQuant + IP", job, _assigned(job, steps.train_in_parallel(job, rounded)))
+    rest(job, plan)
+
+
+def _equal(job: Any) -> Any:
+    from onnxcalib import steps
+
+    return steps.equalize(job, steps.equalization(job))
 
 
 def _assigned(job: Any, candidates: Any) -> Any:

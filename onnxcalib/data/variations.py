@@ -17,24 +17,18 @@ CHANNELS = (1, 3, 4)
 SMALLEST = 16  # pixels along a side of what is taken for an image
 
 
-def varied(dataset: Dataset, times: int, seed: int, since: int = 0) -> Dataset:
-    """Each sample so many times in a row, in its forms from number `since` on, of which 0 is as it is.
-
-    Other data than images comes back as it is.
-    """
+def varied(dataset: Dataset, form: int, seed: int) -> Dataset:
+    """Each sample in its form of that number, of which 0 is as it is; other data than images comes back as it is."""
     pieces = pieces_of(dataset)
     if not isinstance(pieces, SampleDataset) or not any(_axes(rows.read(0, 1)) for rows in pieces.rows.values()):
         return dataset
-    start, stop = pieces.start, pieces.stop
-    rows = {name: _VariedRows(given, start, stop, since, times, seed) for name, given in pieces.rows.items()}
-    labels = None if pieces.labels is None else np.repeat(pieces.labels, times)
-    return replace(pieces, rows=rows, labels=labels, start=0, stop=times * (stop - start))
+    return replace(pieces, rows={name: _VariedRows(rows, form, seed) for name, rows in pieces.rows.items()})
 
 
 def endless(dataset: Dataset, size: int, seed: int) -> Iterator[Feed]:
     """The samples again and again, `size` at a time, each time in other forms and another order."""
     for epoch in itertools.count():
-        again = varied(dataset, 1, seed, epoch)
+        again = varied(dataset, epoch, seed)
         yield from _shuffled(again, size, np.random.default_rng([seed, epoch]))
 
 
@@ -56,28 +50,26 @@ def _shuffled(dataset: Dataset, size: int, rng: np.random.Generator) -> Iterator
 
 @dataclass(frozen=True)
 class _VariedRows:
-    """Rows in several forms; each depends on nothing but its numbers and the seed."""
+    """Rows in another form, which depends on nothing but the sample's number, its own and the seed."""
 
     rows: Rows
-    start: int
-    stop: int
-    since: int
-    times: int
+    form: int
     seed: int
 
     @property
     def count(self) -> int:
-        return self.times * (self.stop - self.start)
+        return self.rows.count
 
     def read(self, start: int, stop: int) -> Array:
-        return np.concatenate([self._read(self.start + at // self.times, at % self.times) for at in range(start, stop)])
+        if not self.form:
+            return self.rows.read(start, stop)
+        return np.concatenate([self._read(sample) for sample in range(start, stop)])
 
-    def _read(self, sample: int, form: int) -> Array:
-        plain, number = self.rows.read(sample, sample + 1), self.since + form
-        return _in_another_form(plain, [self.seed, sample, number]) if number else plain
+    def _read(self, sample: int) -> Array:
+        return _in_another_form(self.rows.read(sample, sample + 1), [self.seed, sample, self.form])
 
     def where(self, index: int) -> str:
-        return self.rows.where(self.start + index // self.times)
+        return self.rows.where(index)
 
 
 def _in_another_form(images: Array, seed: list[int]) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 from onnxcalib.data import Preprocess, open_data
 from onnxcalib.errors import ModelError
 from onnxcalib.job import read_prepared, silent
+from onnxcalib.model.equalize import equalized_as
 from onnxcalib.model.io import load
 from onnxcalib.model.layers import LayerList, find_layers
 from onnxcalib.model.quantized import QuantizedFile
@@ -44,7 +45,7 @@ def diagnose_file(
     progress: Progress = silent,
 ) -> tuple[LayerList, Diagnosis]:
     """The float model's layers, and what they do in a file that was made from it."""
-    prepared = read_prepared(model, find_target(Recipe().target))
+    prepared = equalized_as(read_prepared(model, find_target(Recipe().target)), file.proto)
     listed = find_layers(prepared)
     known = {layer.name for layer in listed.layers}
     if not any(layer.name in known for layer in file.layers):

@@ -12,6 +12,7 @@ import onnx
 from onnxcalib.data import Dataset, Preprocess, open_data
 from onnxcalib.errors import OutputError
 from onnxcalib.job import read_prepared, silent
+from onnxcalib.model.equalize import equalized_as
 from onnxcalib.model.io import check_writable, constant_bytes, load, replacing, write_model
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.quantized import read_quantized
@@ -99,7 +100,7 @@ def _gather(run: _Run, test: Dataset | None, progress: Progress) -> Numbers:
     result, data = run.result, run.calibration
     measured_on = data if test is None else test
     evaluations = evaluate_files([run.model, run.output], measured_on, run.model, progress)
-    prepared = read_prepared(run.model, find_target(result.recipe.target))
+    prepared = equalized_as(read_prepared(run.model, find_target(result.recipe.target)), result.model)
     listed, file = find_layers(prepared), read_quantized(result.model)
     diagnosis = diagnose(prepared, listed.layers, file, data, progress)
     rows = collect.layer_rows(file, listed, diagnosis)

@@ -22,6 +22,7 @@ _MENU = {"bits", "edge_bits", "block_size", "pins"}
 _AIM = {"compression", "max_loss", "limits", "costs", "minimise"}
 # The options that a stage reads itself; earlier ones lie in the values that it starts from.
 OWN = {
+    "equalization": set[str](),
     "statistics": set[str](),
     "ranges": {"ranges"} | _MENU,
     "parallel": _TRAINING,

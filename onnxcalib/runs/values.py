@@ -21,6 +21,7 @@ from onnxcalib.stages.adaquant import Optimised
 from onnxcalib.stages.allocate import Allocation
 from onnxcalib.stages.batchnorm import Tuned
 from onnxcalib.stages.calibrate import Statistics
+from onnxcalib.stages.equalize import Equalization
 from onnxcalib.stages.mixed import Assigned
 from onnxcalib.stages.network import NetworkTuned
 from onnxcalib.stages.rivals import Contest
@@ -103,8 +104,8 @@ def _classes() -> dict[str, Any]:
     from onnxcalib.steps import Trained
 
     known = (
-        Allocation, Assigned, Candidates, Contest, Grid, LayerChoices, LayerParams, Measured, NetworkTuned,
-        NoGradientError, Optimised, Precision, QuantPlan, SensitivityTable, Statistics, TensorStatistics, Trained,
-        Tuned,
+        Allocation, Assigned, Candidates, Contest, Equalization, Grid, LayerChoices, LayerParams, Measured,
+        NetworkTuned, NoGradientError, Optimised, Precision, QuantPlan, SensitivityTable, Statistics, TensorStatistics,
+        Trained, Tuned,
     )  # fmt: skip
     return {kind.__name__: kind for kind in known}

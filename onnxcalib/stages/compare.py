@@ -6,16 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset, first
 from onnxcalib.engine.inference import fitting_batch, samples_in
 from onnxcalib.errors import ModelError
+from onnxcalib.model.equalize import IntArray, exponents_of
 from onnxcalib.model.io import load
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantized import QuantizedFile, read_quantized
+from onnxcalib.numerics.grid import along
 from onnxcalib.stages.calibrate import Progress
 from onnxcalib.stages.diagnose import SAMPLES, showing
 from onnxcalib.stages.evaluate import Evaluation, sqnr_db
@@ -80,16 +84,27 @@ def layer_noise(
     sessions = [showing(model, tensors.values()) for model, tensors in zip((reference, other), made, strict=True)]
     batch = min(fitting_batch(session, data) for session in sessions)
     signal, noise = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    exponents = [exponents_of(model) for model in (reference, other)]
     done = 0
     for feed in data.batches(batch):
         truth, guess = (session.run(feed) for session in sessions)
         for name in names:
-            wanted = truth[made[0][name]].astype(np.float64)
+            wanted, found = (
+                _unscaled(tensors[outputs[name]], scaled.get(name))
+                for tensors, outputs, scaled in zip((truth, guess), made, exponents, strict=True)
+            )
             signal[name] += float((wanted**2).sum())
-            noise[name] += float(((wanted - guess[made[1][name]]) ** 2).sum())
+            noise[name] += float(((wanted - found) ** 2).sum())
         done += samples_in(feed, data)
         progress("compare", min(done, len(data)), len(data))
     return {name: sqnr_db(signal[name], noise[name]) for name in names}
+
+
+def _unscaled(tensor: npt.NDArray[Any], exponents: IntArray | None) -> npt.NDArray[np.float64]:
+    """A layer's output without the factors of its channels, which another file may not have."""
+    if exponents is None or tensor.ndim < 2 or tensor.shape[1] != len(exponents):
+        return tensor.astype(np.float64)
+    return np.asarray(tensor / along(np.exp2(exponents), 1, tensor.ndim), np.float64)
 
 
 def csv_rows(rows: Sequence[LayerComparison]) -> list[list[str]]:

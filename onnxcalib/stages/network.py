@@ -66,9 +66,10 @@ class Schedule:
     weight: float | None = None  # in steps of the grid
     scale: float | None = None  # in shares of the scale
     hints: int = 0  # inner tensors that are imitated too, at most
+    patience: int | None = None  # checks without a gain after which it ends; None: at first the loss often rises
 
 
-BIASES = Schedule("bias tuning", steps=200, bias=3e-3)
+BIASES = Schedule("bias tuning", steps=200, bias=3e-3, patience=3)
 JOINT = Schedule("joint AdaQuant", steps=400, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
 
 
@@ -98,7 +99,7 @@ class NetworkTuner:
     strict: bool = False
 
     def tune(self, plan: QuantPlan, progress: Progress, memo: Memo = FORGETFUL) -> NetworkTuned:
-        """The held-out samples choose among the start and the states on the way: at first the loss often rises."""
+        """The held-out samples choose among the start and the states on the way, and when to stop."""
         before, schedule = self._loss(plan), self.schedule
         if not self.teacher.heads or not (schedule.weight or any(layer.takes_bias for layer in self.layers)):
             return NetworkTuned(plan, before, before)
@@ -108,20 +109,24 @@ class NetworkTuner:
             if self.strict:
                 raise
             return NetworkTuned(plan, before, before, error)
-        best, least, done = plan, before, 0
+        best, least, done, vain = plan, before, 0, 0
         if (kept := memo.found([STATE])[0]) is not None:
-            done, least, best = kept["done"], kept["least"], kept["best"]
+            done, least, best, vain = kept["done"], kept["least"], kept["best"], kept["vain"]
             training.restore(kept)
-        for step in range(done + 1, schedule.steps + 1):
-            training.step(step)
-            progress(schedule.stage, step, schedule.steps)
-            if step % max(schedule.steps // CHECKS, 1):
+        while done < schedule.steps and (schedule.patience is None or vain < schedule.patience):
+            done += 1
+            training.step(done)
+            progress(schedule.stage, done, schedule.steps)
+            if done % max(schedule.steps // CHECKS, 1):
                 continue
             trial = training.plan()
             loss = self._loss(trial)
+            vain += 1
             if loss < least:
-                best, least = trial, loss
-            memo.put(STATE, {"done": step, "least": least, "best": best, **training.state})
+                best, least, vain = trial, loss, 0
+            memo.put(STATE, {"done": done, "least": least, "best": best, "vain": vain, **training.state})
+        if done < schedule.steps:
+            progress(schedule.stage, schedule.steps, schedule.steps)
         return NetworkTuned(best, before, least)
 
     def _loss(self, plan: QuantPlan) -> float:

@@ -92,7 +92,7 @@ def test_a_changed_aim_repeats_only_what_depends_on_it(tmp_path: Path) -> None:
     bytes_ = quantized(model, data, changed, run_dir=tmp_path, progress=second)
     assert second.computed == ["allocation", "batch norm", "sequential", "joint", "biases"]
     (told,) = second.of("resumed")
-    assert told["reused"] == ["statistics", "ranges", "parallel training", "sensitivity"]
+    assert told["reused"] == ["equalization", "statistics", "ranges", "parallel training", "sensitivity"]
     assert bytes_ == quantized(model, data, changed)
 
 

@@ -41,7 +41,14 @@ def test_events_for_programs(folder: Path, tmp_path: Path, capsys: pytest.Captur
     assert names[-1] == "result"
     assert events[0]["layers"] == ["stem", "depth", "project", "head", "fc"]
     ends = [event for event in events if event["event"] == "stage_end"]
-    assert [end["stage"] for end in ends] == ["statistics", "ranges", "sensitivity", "allocation", "batch norm"]
+    assert [end["stage"] for end in ends] == [
+        "equalization",
+        "statistics",
+        "ranges",
+        "sensitivity",
+        "allocation",
+        "batch norm",
+    ]
     assert ends[0]["found"]["samples"] == 32
     assert {"before", "after", "rounds"} <= set(ends[-1]["found"])
     assert any(event["event"] == "progress" and event["done"] == event["total"] for event in events)

@@ -127,11 +127,21 @@ def test_the_best_state_on_the_way_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
         return next(losses)
 
     monkeypatch.setattr(NetworkTuner, "_loss", judge)
-    found = tuner_of(job).tune(plan_of(job), lambda _stage, done, total: told.append((done, total)))
+    patient = tuner_of(job, schedule=replace(QUICK, patience=None))
+    found = patient.tune(plan_of(job), lambda _stage, done, total: told.append((done, total)))
     assert (found.before, found.after) == (1.0, 0.5)
     assert found.plan is judged[6]
     assert len(judged) == 1 + network.CHECKS
     assert told == [(done, 40) for done in range(1, 41)]
+
+
+def test_training_ends_after_three_checks_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_for(conv1d())
+    losses, told = iter([1.0, 2.0, 0.9, 3.0, 2.0, 0.9, 0.1]), []
+    monkeypatch.setattr(NetworkTuner, "_loss", lambda _tuner, _plan: next(losses))
+    found = tuner_of(job).tune(plan_of(job), lambda _stage, done, total: told.append((done, total)))
+    assert found.after == 0.9
+    assert told == [*((done, 40) for done in range(1, 21)), (40, 40)]
 
 
 def test_the_given_plan_is_not_changed() -> None:

@@ -1,0 +1,124 @@
+"""Channels brought to one range before a depthwise layer.
+
+That costs nothing: the layer that makes a channel and the one that reads it both have a weight scale for it. Factors
+are powers of two, so that the float model computes the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from onnxcalib.model.graph import GraphIndex
+from onnxcalib.model.layers import Layer, find_layers
+from onnxcalib.model.prepare import BatchNorm, Model
+from onnxcalib.targets import Target
+
+IntArray = npt.NDArray[np.int64]
+Exponents = Mapping[str, IntArray]  # by the layer that makes the channels: each was multiplied by 2 to the power of it
+
+MOST = 9  # an exponent, so that one digit tells it
+METADATA = "onnxcalib.channel_exponents"
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """A layer whose channels only depthwise layers read."""
+
+    maker: Layer
+    readers: tuple[Layer, ...]
+    limit: float  # where its activation cuts; a channel must not be brought above it
+
+
+def find_uneven(model: Model, layers: Sequence[Layer], target: Target) -> list[Uneven]:
+    """The layers that can be equalized, given those that are quantized."""
+    if target.float_activations or not target.has_channels("Conv"):
+        return []
+    index, by_name = GraphIndex(model.proto.graph), {layer.name: layer for layer in layers}
+    found = []
+    for layer in layers:
+        limit = _limit(index, layer)
+        nodes = index.readers.get(layer.activated, [])
+        readers = [by_name[node.name] for node in nodes if node.name in by_name]
+        own = [name for each in (layer, *readers) for name in (each.weight, each.bias) if name]
+        if (
+            layer.op == "Conv"
+            and limit is not None
+            and readers
+            and len(readers) == len(nodes)
+            and layer.activated not in index.outputs
+            and all(reader.is_depthwise and reader.input == layer.activated for reader in readers)
+            and all(len(index.readers[name]) == 1 for name in own)
+        ):
+            found.append(Uneven(layer, tuple(readers), limit))
+    return found
+
+
+def _limit(index: GraphIndex, layer: Layer) -> float | None:
+    """Where the activation cuts; None where a factor does not pass through it."""
+    if layer.activation in (None, "Relu", "LeakyRelu"):
+        return np.inf
+    node = index.producers[layer.activated]
+    if node.op_type != "Clip":
+        return None
+    bounds = [index.constant(name) if name else None for name in (*node.input[1:3], "", "")[:2]]
+    if bounds[0] is None or float(bounds[0]) != 0:
+        return None
+    return np.inf if bounds[1] is None else float(bounds[1])
+
+
+def equalized(model: Model, exponents: Exponents) -> Model:
+    """The same function with scaled channels; its metadata says which."""
+    if not exponents:
+        return model
+    layers = find_layers(model).layers
+    made = {layer.activated: layer for layer in layers if len(exponents.get(layer.name, ())) == layer.channels}
+    factors = {layer.name: np.exp2(exponents[layer.name]).astype(np.float32) for layer in made.values()}
+    scales: dict[str, npt.NDArray[np.float32]] = {}  # of initialisers, along their first axis
+    for layer in layers:
+        own = factors.get(layer.name, np.ones(1, np.float32))
+        read = np.ones(1, np.float32)
+        if layer.input in made:
+            before = made[layer.input]
+            read = np.repeat(factors[before.name], layer.channels // before.channels)
+        scales[layer.weight] = own / read
+        if layer.bias is not None:
+            scales[layer.bias] = own
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for tensor in proto.graph.initializer:
+        if tensor.name in scales and (scales[tensor.name] != 1).any():
+            value = numpy_helper.to_array(tensor)
+            scale = scales[tensor.name].reshape(-1, *[1] * (value.ndim - 1))
+            tensor.CopyFrom(numpy_helper.from_array((value * scale).astype(value.dtype), tensor.name))
+    told = {name: "".join(map(str, values)) for name, values in exponents.items()}
+    onnx.helper.set_model_props(proto, {**_properties(proto), METADATA: json.dumps(told)})
+    norms = {
+        name: BatchNorm(norm.gamma * factors[name], norm.beta * factors[name], norm.eps) if name in factors else norm
+        for name, norm in model.batch_norms.items()
+    }
+    return Model(proto, norms, model.source)
+
+
+def equalized_as(model: Model, file: onnx.ModelProto) -> Model:
+    """The float model with its channels scaled as they are in a file that was made from it."""
+    return equalized(model, exponents_of(file))
+
+
+def exponents_of(proto: onnx.ModelProto) -> dict[str, IntArray]:
+    """What a file says of its channels; nothing where another tool wrote it."""
+    try:
+        told = json.loads(_properties(proto).get(METADATA, "{}"))
+        return {name: np.array([int(digit) for digit in digits], np.int64) for name, digits in told.items()}
+    except (ValueError, AttributeError, TypeError):  # somebody else's use of our name
+        return {}
+
+
+def _properties(proto: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in proto.metadata_props}
