@@ -1,7 +1,6 @@
 """Channels brought to one range before a depthwise layer.
 
-That costs nothing: the layer that makes a channel and the one that reads it both have a weight scale for it. Factors
-are powers of two, so that the float model computes the same to the last bit.
+That costs nothing: the layer that makes a channel and the one that reads it both have a weight scale for it.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from onnxcalib.model.prepare import BatchNorm, Model
 from onnxcalib.targets import Target
 
 IntArray = npt.NDArray[np.int64]
-Exponents = Mapping[str, IntArray]  # by the layer that makes the channels: each was multiplied by 2 to the power of it
+Exponents = Mapping[str, IntArray]  # by the layer that makes the channels, in quarters
 
-MOST = 9  # an exponent, so that one digit tells it
+QUARTERS = 4  # to a factor of two
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # one tells an exponent
 METADATA = "onnxcalib.channel_exponents"
 
 
@@ -73,13 +73,18 @@ def _limit(index: GraphIndex, layer: Layer) -> float | None:
     return np.inf if bounds[1] is None else float(bounds[1])
 
 
+def factors_of(exponents: IntArray) -> npt.NDArray[np.float32]:
+    """What channels are multiplied by."""
+    return np.exp2(exponents / QUARTERS).astype(np.float32)
+
+
 def equalized(model: Model, exponents: Exponents) -> Model:
-    """The same function with scaled channels; its metadata says which."""
+    """The same function, but for the rounding of float32, with scaled channels; its metadata says which."""
     if not exponents:
         return model
     layers = find_layers(model).layers
     made = {layer.activated: layer for layer in layers if len(exponents.get(layer.name, ())) == layer.channels}
-    factors = {layer.name: np.exp2(exponents[layer.name]).astype(np.float32) for layer in made.values()}
+    factors = {layer.name: factors_of(exponents[layer.name]) for layer in made.values()}
     scales: dict[str, npt.NDArray[np.float32]] = {}  # of initialisers, along their first axis
     for layer in layers:
         own = factors.get(layer.name, np.ones(1, np.float32))
@@ -97,7 +102,7 @@ def equalized(model: Model, exponents: Exponents) -> Model:
             value = numpy_helper.to_array(tensor)
             scale = scales[tensor.name].reshape(-1, *[1] * (value.ndim - 1))
             tensor.CopyFrom(numpy_helper.from_array((value * scale).astype(value.dtype), tensor.name))
-    told = {name: "".join(map(str, values)) for name, values in exponents.items()}
+    told = {name: "".join(DIGITS[value] for value in values) for name, values in exponents.items()}
     onnx.helper.set_model_props(proto, {**_properties(proto), METADATA: json.dumps(told)})
     norms = {
         name: BatchNorm(norm.gamma * factors[name], norm.beta * factors[name], norm.eps) if name in factors else norm
@@ -115,7 +120,7 @@ def exponents_of(proto: onnx.ModelProto) -> dict[str, IntArray]:
     """What a file says of its channels; nothing where another tool wrote it."""
     try:
         told = json.loads(_properties(proto).get(METADATA, "{}"))
-        return {name: np.array([int(digit) for digit in digits], np.int64) for name, digits in told.items()}
+        return {name: np.array([DIGITS.index(digit) for digit in digits], np.int64) for name, digits in told.items()}
     except (ValueError, AttributeError, TypeError):  # somebody else's use of our name
         return {}
 

@@ -15,7 +15,7 @@ import onnx
 from onnxcalib.data import Dataset, first
 from onnxcalib.engine.inference import fitting_batch, samples_in
 from onnxcalib.errors import ModelError
-from onnxcalib.model.equalize import IntArray, exponents_of
+from onnxcalib.model.equalize import IntArray, exponents_of, factors_of
 from onnxcalib.model.io import load
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantized import QuantizedFile, read_quantized
@@ -104,7 +104,7 @@ def _unscaled(tensor: npt.NDArray[Any], exponents: IntArray | None) -> npt.NDArr
     """A layer's output without the factors of its channels, which another file may not have."""
     if exponents is None or tensor.ndim < 2 or tensor.shape[1] != len(exponents):
         return tensor.astype(np.float64)
-    return np.asarray(tensor / along(np.exp2(exponents), 1, tensor.ndim), np.float64)
+    return np.asarray(tensor / along(factors_of(exponents), 1, tensor.ndim), np.float64)
 
 
 def csv_rows(rows: Sequence[LayerComparison]) -> list[list[str]]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from onnxcalib.data import Dataset, first
 from onnxcalib.engine.inference import Session, stream
-from onnxcalib.model.equalize import MOST, Exponents, IntArray, Uneven
+from onnxcalib.model.equalize import DIGITS, QUARTERS, Exponents, IntArray, Uneven
 from onnxcalib.model.extract import with_outputs
 from onnxcalib.model.prepare import Model
 from onnxcalib.stages.calibrate import Progress
@@ -26,7 +26,7 @@ SHARES = np.linspace(0.2, 1.0, 17)  # of its peak that a channel's range may be
 
 @dataclass(frozen=True)
 class Equalization:
-    """The powers of two that bring the channels of layers to the range of their loudest."""
+    """What brings the channels of layers to the range of their loudest."""
 
     exponents: Exponents
 
@@ -59,10 +59,10 @@ def _exponents(values: FloatArray, peaks: FloatArray, limit: float) -> IntArray:
     ranges = best_ranges(values)
     loud = ranges > SILENT * ranges.max()
     exponents = np.zeros(len(ranges))
-    exponents[loud] = np.rint(np.log2(ranges.max() / ranges[loud]))
+    exponents[loud] = np.rint(QUARTERS * np.log2(ranges.max() / ranges[loud]))
     # Where the activation cuts, a channel must not begin to be cut.
-    room = np.floor(np.log2(limit / np.where(peaks > 0, peaks, 1.0)))
-    return np.asarray(np.clip(np.minimum(exponents, room), 0, MOST), np.int64)
+    room = np.floor(QUARTERS * np.log2(limit / np.where(peaks > 0, peaks, 1.0)))
+    return np.asarray(np.clip(np.minimum(exponents, room), 0, len(DIGITS) - 1), np.int64)
 
 
 def best_ranges(values: FloatArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Channels before depthwise layers, brought to one range by powers of two."""
+"""Channels before depthwise layers, brought to one range."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from models import build, feed_for, norm_of, normal, run
+from models import Arrays, build, feed_for, norm_of, normal, run
 from onnxcalib import Pipeline, Precision, Recipe, quantize
 from onnxcalib.job import Job, start
-from onnxcalib.model.equalize import METADATA, equalized_as, exponents_of, find_uneven
+from onnxcalib.model.equalize import METADATA, QUARTERS, equalized_as, exponents_of, factors_of, find_uneven
 from onnxcalib.model.quantized import read_quantized
 from onnxcalib.stages.compare import compare_layers
 from onnxcalib.stages.diagnose import diagnose
@@ -50,25 +50,30 @@ def job_of(model: onnx.ModelProto, target: str = "ort", **more: object) -> Job:
     return start(model, feed_for(model, 32), recipe).jobs[0]
 
 
+def assert_alike(one: Job, other: Job, feed: Arrays) -> None:
+    """Two float models, but for the rounding of float32."""
+    found, truth = (run(job.model.proto, feed)["y"] for job in (one, other))
+    np.testing.assert_allclose(found, truth, rtol=0, atol=1e-5 * np.abs(truth).max())
+
+
 def names(job: Job) -> list[str]:
     return [each.maker.name for each in find_uneven(job.model, job.layers, job.target)]
 
 
 @pytest.mark.parametrize("activation", ["Clip (b1, zero, six)", "Relu (b1)", "LeakyRelu (b1)", "Clip (b1, zero)"])
-def test_the_float_model_computes_the_same_to_the_last_bit(activation: str) -> None:
+def test_the_float_model_computes_the_same(activation: str) -> None:
     model = separable(activation, reads="x")
     job = job_of(model)
     found = equalization(job)
     scaled, exponents = equalize(job, found), found.exponents
-    assert exponents["stem"].max() >= 3
-    feed = feed_for(model, 16, seed=3)
-    np.testing.assert_array_equal(run(scaled.model.proto, feed)["y"], run(job.model.proto, feed)["y"])
+    assert exponents["stem"].max() >= 3 * QUARTERS
+    assert_alike(scaled, job, feed_for(model, 16, seed=3))
     norms = [each.model.batch_norms["stem"] for each in (scaled, job)]
-    np.testing.assert_array_equal(norms[0].gamma, norms[1].gamma * np.exp2(exponents["stem"]))
+    np.testing.assert_array_equal(norms[0].gamma, norms[1].gamma * factors_of(exponents["stem"]))
     assert scaled.layers[0].batch_norm is norms[0]
 
 
-def test_scaled_channels_lie_within_a_factor_of_two() -> None:
+def test_scaled_channels_have_nearly_one_range() -> None:
     job = job_of(separable("Relu (b1)", reads="x"))
     scaled = equalize(job, equalization(job))
     shown = onnx.ModelProto()
@@ -76,16 +81,15 @@ def test_scaled_channels_lie_within_a_factor_of_two() -> None:
     shown.graph.output.append(onnx.helper.make_tensor_value_info("r1", onnx.TensorProto.FLOAT, None))
     values = run(shown, feed_for(shown, 32))["r1"]
     ranges = best_ranges(np.moveaxis(values, 1, 0).reshape(8, -1).astype(np.float64))
-    assert ranges.max() / ranges.min() < 2.1  # sampled values decide, so not exactly two
+    assert ranges.max() / ranges.min() < 1.6  # 25 before; values that are sampled decide
 
 
 def test_no_channel_is_brought_to_where_the_activation_cuts() -> None:
     """The loudest ones are cut already, so a quiet channel could be raised further than its peak allows."""
     job = job_of(separable(reads="x", peak=20.0))
     scaled = equalize(job, equalization(job))
-    feed = feed_for(job.model.proto, 32)
     assert exponents_of(scaled.model.proto)["stem"].any()
-    np.testing.assert_array_equal(run(scaled.model.proto, feed)["y"], run(job.model.proto, feed)["y"])
+    assert_alike(scaled, job, feed_for(job.model.proto, 32))
 
 
 @pytest.mark.parametrize(
