@@ -150,10 +150,9 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
     """One file out of the model's own graph and the branches of its Ifs."""
     whole, plan = started.model.proto, None
     for job, outcome in zip(started.jobs, outcomes, strict=True):
-        final = settled(job, outcome.plan)
-        written = job.write(final)
+        written = job.write(outcome.plan)
         whole = written if job.branch is None else with_branch(whole, job.branch, written)
-        plan = final if plan is None else plan.joined(final)
+        plan = outcome.plan if plan is None else plan.joined(outcome.plan)
     assert plan is not None
     if started.jobs[0].target.fixed_shapes:
         whole = with_fixed_batch(whole)
@@ -174,14 +173,14 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
 
 def _plain(job: Job) -> Outcome:
     """Calibrate, round to nearest, write."""
-    return Outcome(_fixed(job, _statistics(job)))
+    return Outcome(settled(job, _fixed(job, _statistics(job))))
 
 
 def _light(job: Job) -> Outcome:
     """Forward passes only: sensitivity, integer program, batch-norm tuning."""
     found = _assembled(job, train=False)
     tuned = _tuned(job, found.plan)
-    return replace(found, plan=tuned.plan, tuned=tuned)
+    return replace(found, plan=settled(job, tuned.plan), tuned=tuned)
 
 
 def _advanced(job: Job) -> Outcome:
@@ -194,6 +193,8 @@ def _advanced(job: Job) -> Outcome:
     if trains_jointly(job.recipe):
         joint = job.kept("joint", (plan,), lambda memo: train_jointly(job, trained.plan, memo))
         plan = joint.plan
+    # Biases are tuned on the scales that are written, and repair a part of what settling cost.
+    plan = settled(job, plan)
     biases = job.kept("biases", (plan,), lambda memo: tune_biases(job, plan, memo))
     return replace(found, plan=biases.plan, tuned=tuned, trained=trained, joint=joint, biases=biases)
 

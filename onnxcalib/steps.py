@@ -47,7 +47,7 @@ from onnxcalib.stages.wishes import menus_of
 HELD_OUT = 128
 RANGE_SAMPLES = 256
 RANGE_MARGIN = 0.9
-JOINT_STEPS = 4  # for each step of a layer that is asked for
+JOINT_STEPS = 8  # for each step of a layer that is asked for
 RANGE_CANDIDATES = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTILE)
 
 

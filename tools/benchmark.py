@@ -190,33 +190,36 @@ def ablation(case: Case, folder: Path) -> None:
     from onnxcalib.job import start
     from onnxcalib.stages.calibrate import calibrate
 
-    def record(name: str, job: Any, plan: Any) -> Any:
+    def record(name: str, job: Any, plan: Any) -> None:
         label = f"{','.join(map(str, job.recipe.bits))} {name}"
         path = folder / f"{case.name}_ablation_{label.replace(' ', '_').replace(',', '_')}.onnx"
-        onnxcalib.write_model(job.write(steps.settled(job, plan)), path)
+        onnxcalib.write_model(job.write(plan), path)
         report(case, {label: path})
+
+    def record_settled(name: str, job: Any, plan: Any) -> Any:
+        record(name, job, steps.settled(job, plan))
         return plan
 
     def rest(job: Any, plan: Any) -> None:
-        plan = record("+ BN tuning", job, steps.tune_batch_norm(job, plan).plan)
-        plan = record("+ sequential AdaQuant", job, steps.train_in_turn(job, plan).plan)
-        plan = record("+ joint AdaQuant", job, steps.train_jointly(job, plan).plan)
-        record("+ bias tuning", job, steps.tune_biases(job, plan).plan)
+        plan = record_settled("+ BN tuning", job, steps.tune_batch_norm(job, plan).plan)
+        plan = record_settled("+ sequential AdaQuant", job, steps.train_in_turn(job, plan).plan)
+        plan = record_settled("+ joint AdaQuant", job, steps.train_jointly(job, plan).plan)
+        record("+ bias tuning", job, steps.tune_biases(job, steps.settled(job, plan)).plan)
 
     fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8)
     uneven = start(case.model, case.calibration, fixed).jobs[0]
     for name, job in {"plain": uneven, "+ equal channels": _equal(uneven)}.items():
         statistics = calibrate(job.model, job.places, job.data, job.progress)
         rounded, chosen = steps.fixed_candidates(job, statistics), steps.fixed_precisions(job)
-        plan = record(name, job, rounded.stitch(chosen))
-    record("+ parallel AdaQuant", job, steps.train_in_parallel(job, rounded).stitch(chosen))
-    record("+ sequential AdaQuant alone", job, steps.train_in_turn(job, plan).plan)
+        plan = record_settled(name, job, rounded.stitch(chosen))
+    record_settled("+ parallel AdaQuant", job, steps.train_in_parallel(job, rounded).stitch(chosen))
+    record_settled("+ sequential AdaQuant alone", job, steps.train_in_turn(job, plan).plan)
     rest(job, plan)
     recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15)
     job = _equal(start(case.model, case.calibration, recipe).jobs[0])
     rounded = steps.candidates_of(job)
-    record("IP", job, _assigned(job, rounded))
-    plan = record("parallel AdaQuant + IP", job, _assigned(job, steps.train_in_parallel(job, rounded)))
+    record_settled("IP", job, _assigned(job, rounded))
+    plan = record_settled("parallel AdaQuant + IP", job, _assigned(job, steps.train_in_parallel(job, rounded)))
     rest(job, plan)
 
 

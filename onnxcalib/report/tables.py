@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from onnxcalib.model.equalize import exponents_of
 from onnxcalib.model.layers import Layer, LayerList
 from onnxcalib.pipeline import Result
 from onnxcalib.plan import QuantPlan
@@ -78,6 +79,8 @@ def summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
 def story(result: Result) -> list[str]:
     """What the stages did, a line each."""
     lines = []
+    if scaled := exponents_of(result.model):
+        lines.append(f"equal channels: {len(scaled)} layers before depthwise ones")
     if result.assigned is not None:
         lines += _assignment(result.assigned)
     if result.tuned is not None:

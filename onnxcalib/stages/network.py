@@ -45,13 +45,13 @@ from onnxcalib.targets import Placement, Target
 
 FloatArray = npt.NDArray[np.float32]
 
-BATCH = 16
+BATCH = 8
 # A batch goes through the network in pieces whose layers' outputs take this at most; a worker takes some 20 times it.
 PIECE_BYTES = 40 * 10**6
 CHECKS = 10
 PULL = 0.6  # how far from its code a weight begins, of as far as it was
 SETTLE = 0.02  # of the way to its code that a weight goes with every step at the end, and nothing at first
-# Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, nothing at last.
+# Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
 HINT_SHARE = 3.0
 STATE = "state"  # the name of what is kept after each check
 
@@ -70,7 +70,7 @@ class Schedule:
 
 
 BIASES = Schedule("bias tuning", steps=200, bias=3e-3, patience=3)
-JOINT = Schedule("joint AdaQuant", steps=400, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
+JOINT = Schedule("joint AdaQuant", steps=800, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class _Training:
         """One step on a batch."""
         feeds = list(itertools.islice(self.feeds, self.pieces))
         rate = cosine(number, self.tuner.schedule.steps)
-        self.hinted = {HINTED: np.asarray(HINT_SHARE * rate, np.float32)} if self.hints else {}
+        self.hinted = {HINTED: np.asarray(HINT_SHARE * (1 + rate) / 2, np.float32)} if self.hints else {}
         self.adam.step(self.gradients.run(feeds, self._with_truth), rate)
         self._settle(SETTLE * (1 - rate))
 
