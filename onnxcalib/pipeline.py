@@ -189,12 +189,16 @@ def _advanced(job: Job) -> Outcome:
     found = _assembled(job, train=True)
     tuned = _tuned(job, found.plan)
     trained = job.kept("sequential", (tuned.plan,), lambda memo: train_in_turn(job, tuned.plan, memo))
-    plan, joint = trained.plan, None
+    plan, joint = None, None
     if trains_jointly(job.recipe):
-        joint = job.kept("joint", (plan,), lambda memo: train_jointly(job, trained.plan, memo))
-        plan = joint.plan
-    # Biases are tuned on the scales that are written, and repair a part of what settling cost.
-    plan = settled(job, plan)
+        start_plan = trained.plan if trained.is_general else tuned.plan
+        joint = job.kept("joint", (start_plan,), lambda memo: train_jointly(job, start_plan, memo))
+        if joint.obstacle is None and (trained.is_general or joint.after < trained.after):
+            plan, trained = joint.plan, trained if trained.is_general else trained.set_aside
+        else:
+            joint = replace(joint, before=trained.after, after=trained.after)
+    # Biases are tuned on the scales that are written.
+    plan = plan or settled(job, trained.plan)
     biases = job.kept("biases", (plan,), lambda memo: tune_biases(job, plan, memo))
     return replace(found, plan=biases.plan, tuned=tuned, trained=trained, joint=joint, biases=biases)
 

@@ -35,7 +35,7 @@ from onnxcalib.stages.fixed import fixed_precision
 from onnxcalib.stages.layerwise import Layerwise
 from onnxcalib.stages.memo import FORGETFUL, Memo
 from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign, contested, limits_of, pins_of
-from onnxcalib.stages.network import BIASES, JOINT, NetworkTuned, NetworkTuner
+from onnxcalib.stages.network import BIASES, JOINT, SETTLED, NetworkTuned, NetworkTuner
 from onnxcalib.stages.network import Schedule as NetworkSchedule
 from onnxcalib.stages.rounding import Menu, Ranges, round_to_nearest
 from onnxcalib.stages.sensitivity_table import SensitivityTable
@@ -48,6 +48,8 @@ HELD_OUT = 128
 RANGE_SAMPLES = 256
 RANGE_MARGIN = 0.9
 JOINT_STEPS = 8  # for each step of a layer that is asked for
+# Training by layers that leaves more than this of the held-out loss has learned the other samples by heart.
+GENERAL = 0.8
 RANGE_CANDIDATES = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTILE)
 
 
@@ -59,6 +61,16 @@ class Trained:
     before: float
     after: float
     obstacles: tuple[str, ...] = ()  # why layers could not be trained
+
+    @property
+    def is_general(self) -> bool:
+        """Whether what was learned holds for other samples."""
+        return self.after < GENERAL * self.before
+
+    @property
+    def set_aside(self) -> Trained:
+        """The same, told as not kept."""
+        return replace(self, after=self.before)
 
 
 def equalization(job: Job) -> Equalization:
@@ -213,9 +225,18 @@ def trains_jointly(recipe: Recipe) -> bool:
 
 
 def train_jointly(job: Job, plan: QuantPlan, memo: Memo = FORGETFUL) -> NetworkTuned:
-    """All layers at once towards the float model's outputs, on most of the samples, judged on the others."""
-    steps = JOINT.steps if job.recipe.steps is None else JOINT_STEPS * job.recipe.steps
-    return _through_network(job, plan, replace(JOINT, steps=steps), memo)
+    """All layers at once towards the float model's outputs, on most of the samples, judged on the others.
+
+    Ensures a settled plan, unless something has no gradient: the last fifth of the steps trains on its scales.
+    """
+    whole = JOINT.steps + SETTLED.steps
+    share = 1.0 if job.recipe.steps is None else JOINT_STEPS * job.recipe.steps / whole
+    first_part, last_part = (replace(it, steps=max(round(share * it.steps), 1)) for it in (JOINT, SETTLED))
+    found = _through_network(job, plan, first_part, memo)
+    if found.obstacle is not None:
+        return found
+    last = _through_network(job, settled(job, found.plan), last_part, memo)
+    return replace(last, before=found.before)
 
 
 def tune_biases(job: Job, plan: QuantPlan, memo: Memo = FORGETFUL) -> NetworkTuned:

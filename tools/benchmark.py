@@ -202,9 +202,11 @@ def ablation(case: Case, folder: Path) -> None:
 
     def rest(job: Any, plan: Any) -> None:
         plan = record_settled("+ BN tuning", job, steps.tune_batch_norm(job, plan).plan)
-        plan = record_settled("+ sequential AdaQuant", job, steps.train_in_turn(job, plan).plan)
-        plan = record_settled("+ joint AdaQuant", job, steps.train_jointly(job, plan).plan)
-        record("+ bias tuning", job, steps.tune_biases(job, steps.settled(job, plan)).plan)
+        trained = steps.train_in_turn(job, plan)
+        record_settled("+ sequential AdaQuant", job, trained.plan)
+        joint = steps.train_jointly(job, trained.plan if trained.is_general else plan)
+        record("+ joint AdaQuant", job, joint.plan)
+        record("+ bias tuning", job, steps.tune_biases(job, joint.plan).plan)
 
     fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8)
     uneven = start(case.model, case.calibration, fixed).jobs[0]

@@ -53,7 +53,6 @@ PULL = 0.6  # how far from its code a weight begins, of as far as it was
 SETTLE = 0.02  # of the way to its code that a weight goes with every step at the end, and nothing at first
 # Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
 HINT_SHARE = 3.0
-STATE = "state"  # the name of what is kept after each check
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,9 @@ class Schedule:
 
 
 BIASES = Schedule("bias tuning", steps=200, bias=3e-3, patience=3)
-JOINT = Schedule("joint AdaQuant", steps=800, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
+JOINT = Schedule("joint AdaQuant", steps=640, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
+# On the scales that are written, which may not move any more.
+SETTLED = Schedule("joint AdaQuant, scales settled", steps=160, bias=1.5e-3, weight=1e-3, hints=16)
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class NetworkTuner:
                 raise
             return NetworkTuned(plan, before, before, error)
         best, least, done, vain = plan, before, 0, 0
-        if (kept := memo.found([STATE])[0]) is not None:
+        if (kept := memo.found([schedule.stage])[0]) is not None:
             done, least, best, vain = kept["done"], kept["least"], kept["best"], kept["vain"]
             training.restore(kept)
         while done < schedule.steps and (schedule.patience is None or vain < schedule.patience):
@@ -124,7 +125,7 @@ class NetworkTuner:
             vain += 1
             if loss < least:
                 best, least, vain = trial, loss, 0
-            memo.put(STATE, {"done": done, "least": least, "best": best, "vain": vain, **training.state})
+            memo.put(schedule.stage, {"done": done, "least": least, "best": best, "vain": vain, **training.state})
         if done < schedule.steps:
             progress(schedule.stage, schedule.steps, schedule.steps)
         return NetworkTuned(best, before, least)

@@ -49,7 +49,7 @@ def test_events_for_programs(folder: Path, tmp_path: Path, capsys: pytest.Captur
         "allocation",
         "batch norm",
     ]
-    assert ends[0]["found"]["samples"] == 32
+    assert ends[1]["found"]["samples"] == 32
     assert {"before", "after", "rounds"} <= set(ends[-1]["found"])
     assert any(event["event"] == "progress" and event["done"] == event["total"] for event in events)
     assert events[-1]["bytes"] == output.stat().st_size
@@ -76,7 +76,7 @@ def test_a_log_for_bug_reports(folder: Path, tmp_path: Path, capsys: pytest.Capt
         assert words in err, words
     code, out, err = said_by(capsys, *light(folder, tmp_path / "small.onnx"), "-v")
     assert "statistics: taken from the run directory; tensors" in err
-    assert "resumed: statistics, ranges, sensitivity, allocation, batch norm" in err
+    assert "resumed: equalization, statistics, ranges, sensitivity, allocation, batch norm" in err
 
 
 def test_quiet_otherwise(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
