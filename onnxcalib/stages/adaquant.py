@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,6 +121,10 @@ class Optimised:
     obstacle: str | None = None  # why it could not be trained
 
 
+class AbandonedError(Exception):
+    """Nobody waits for this layer any more."""
+
+
 def optimise(
     problem: LayerProblem,
     inputs: Spilled,
@@ -128,6 +133,7 @@ def optimise(
     engine: Engine,
     seed: int,
     threads: int,
+    stop: threading.Event | None = None,
 ) -> Optimised:
     """Trains on most samples; the others choose the best state, which may be the start."""
     training = LayerTraining(problem, inputs, targets, schedule, engine, threads)
@@ -135,6 +141,8 @@ def optimise(
     best, before = training.start, training.judge(training.start)
     least = before
     for done in range(1, schedule.steps + 1):
+        if stop is not None and stop.is_set():
+            raise AbandonedError
         training.step(rng, done)
         if done % max(schedule.steps // CHECKS, 1) == 0:
             error = training.judge(training.parameters)

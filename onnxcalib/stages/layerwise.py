@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ class Layerwise:
     progress: Progress
     strict: bool = False  # fail where a layer has no gradient
     memo: Memo = FORGETFUL
+    stop: threading.Event = field(default_factory=threading.Event)  # ends the jobs that run in threads
 
     def parallel(self, candidates: Candidates) -> Candidates:
         """Inputs and targets from the float model: every layer at every precision is a job of its own."""
@@ -61,20 +64,16 @@ class Layerwise:
         self._tell("parallel", len(trained), len(problems))
         sizes = self._bytes_a_sample()
         both = {layer.name: 2 * sizes[layer.input] + sizes[layer.activated] for layer in self.layers}
-        pool = ThreadPoolExecutor(self.workers)
-        try:
+        with ThreadPoolExecutor(self.workers) as pool:
             for chunk in self._chunks(both):
                 names = {layer.name for layer in chunk}
                 todo = {key: problem for key, problem in problems.items() if key[0] in names and key not in trained}
                 if not todo:
                     continue
-                with self._folder() as folder:
+                with self._folder() as folder, self._abandoning(pool):
                     for key, future in self._submit(pool, candidates, chunk, todo, parts, Path(folder)):
                         trained[key] = future.result().params
                         self._tell("parallel", len(trained), len(problems))
-        finally:
-            # Nobody waits for what an error or an interrupt has made useless.
-            pool.shutdown(cancel_futures=True)
         layers = {
             name: {choice: trained[name, choice] for choice in choices} for name, choices in candidates.layers.items()
         }
@@ -111,6 +110,16 @@ class Layerwise:
                     elif found.after < found.before:
                         plan = with_layer(plan, layer, found.params)
         return plan, tuple(obstacles)
+
+    @contextlib.contextmanager
+    def _abandoning(self, pool: ThreadPoolExecutor) -> Iterator[None]:
+        """Ends the jobs that an error or an interrupt has made useless, before their files are gone."""
+        try:
+            yield
+        except BaseException:
+            self.stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
 
     def _tell(self, flavour: str, done: int, total: int) -> None:
         if done:
@@ -180,7 +189,7 @@ class Layerwise:
         if inputs is None or targets is None:
             return Optimised(problem.start, 0.0, 0.0, f"the rows of '{problem.layer.input}' are not those of samples.")
         try:
-            return optimise(problem, inputs, targets, self.schedule, self.engine, self.seed, threads)
+            return optimise(problem, inputs, targets, self.schedule, self.engine, self.seed, threads, self.stop)
         except NoGradientError as error:
             if self.strict:
                 raise
