@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,15 @@ def test_killed_at_random_moments(small: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "torn.onnx.run" / "scratch").exists()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What runs in the background of a shell is deaf to SIGINT, and so would its children be."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_says_how_to_go_on(small: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
     words = command(small, output, "--steps", "4000")
