@@ -72,7 +72,7 @@ def assert_never_worse(result: Result) -> None:
     for earlier, later in itertools.pairwise(found):
         allowed = 1e-6 if later is result.trained else move
         assert later.before == pytest.approx(earlier.after, rel=allowed, abs=1e-3 * allowed)
-    assert result.plan == result.biases.plan
+    assert result.plan is result.biases.plan
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def equalized(model: Model, exponents: Exponents) -> Model:
             value = numpy_helper.to_array(tensor)
             scale = scales[tensor.name].reshape(-1, *[1] * (value.ndim - 1))
             tensor.CopyFrom(numpy_helper.from_array((value * scale).astype(value.dtype), tensor.name))
-    told = {name: "".join(DIGITS[value] for value in values) for name, values in exponents.items()}
+    told = {name: "".join(DIGITS[value] for value in exponents[name]) for name in factors}
     onnx.helper.set_model_props(proto, {**_properties(proto), METADATA: json.dumps(told)})
     norms = {
         name: BatchNorm(norm.gamma * factors[name], norm.beta * factors[name], norm.eps) if name in factors else norm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from onnxcalib.pipeline import candidates_of
 from onnxcalib.plan import Candidates, LayerParams, QuantPlan
 from onnxcalib.recipe import Engine, LayerOptimizer, Pipeline, RangeMethod, Recipe, parse_bits
 from onnxcalib.stages import layerwise as stage
-from onnxcalib.stages.adaquant import STANDARD, AbandonedError, LayerProblem, Optimised
+from onnxcalib.stages.adaquant import STANDARD, LayerProblem, Optimised
 from onnxcalib.stages.layerwise import Layerwise, default_workers, with_layer
 from onnxcalib.targets import Placement
 
@@ -129,29 +128,6 @@ def test_every_layer_at_every_precision_whatever_the_workers(
     for precision in job.recipe.bits:
         plan = one.stitch(dict.fromkeys(one.layers, precision))
         run(job.write(plan), next(iter(job.data.batches(4))))
-
-
-def test_an_interrupt_ends_what_runs_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without that it would last for as long as the longest layer, which here is forever."""
-    job = job_for(conv_net())
-    whole, begun, abandoned = stage.optimise, threading.Event(), []
-
-    def learn(problem: LayerProblem, *given: Any) -> Optimised:
-        if problem.layer is job.layers[0]:
-            begun.wait()
-            raise KeyboardInterrupt
-        begun.set()
-        try:
-            return whole(problem, *given)
-        except AbandonedError:
-            abandoned.append(problem.layer.name)
-            raise
-
-    monkeypatch.setattr(stage, "optimise", learn)
-    endless = layerwise_of(job, workers=2, schedule=replace(QUICK, steps=10**9))
-    with pytest.raises(KeyboardInterrupt):
-        endless.parallel(candidates_of(job))
-    assert 1 <= len(abandoned) <= 2
 
 
 def test_progress_counts_layers_and_precisions() -> None:
