@@ -14,7 +14,7 @@ from onnxcalib.model.constants import constants_to_initializers, fold_constants
 from onnxcalib.model.fold import fold_batch_norms, fold_bias_adds
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
 from onnxcalib.model.opset import NEWEST_IR, within
-from onnxcalib.model.shapes import infer_shapes
+from onnxcalib.model.shapes import float_tensors, infer_shapes
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -54,6 +54,7 @@ def prepare(
     _plain_gemms(model.graph)
     _explicit_pads(model)
     _matmuls_to_gemms(model)
+    _means_to_pools(model)
     fold_bias_adds(model.graph)
     folded = fold_batch_norms(model.graph)
     return Model(model, {layer: BatchNorm(*values) for layer, values in folded.items()}, source)
@@ -119,6 +120,29 @@ def _matmuls_to_gemms(model: onnx.ModelProto) -> None:
             node.input.append(bias)
             node.output[0] = add.output[0]
             model.graph.node.remove(add)
+
+
+def _means_to_pools(model: onnx.ModelProto) -> None:
+    """Makes a mean of whole images a pool, for which runtimes have integer kernels where they have none for means."""
+    means = [node for node in model.graph.node if node.op_type == "ReduceMean"]
+    if not means:
+        return
+    shapes, floats, index = infer_shapes(model), float_tensors(model), GraphIndex(model.graph)
+    for node in means:
+        values, rank = attributes(node), len(shapes.get(node.input[0], ()))
+        given = index.constant(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+        axes = values.get("axes", []) if given is None else given.tolist()
+        # With one axis it may be the mean of a layer norm, which runtimes look for.
+        if node.input[0] not in floats or rank < 4 or sorted(axis % rank for axis in axes) != list(range(2, rank)):
+            continue
+        result = node.output[0]
+        del node.attribute[:], node.input[1:]
+        node.op_type = "GlobalAveragePool"
+        if not values.get("keepdims", 1):
+            node.output[0] = f"{result}_pooled"
+            flat = onnx.helper.make_node("Flatten", [node.output[0]], [result], f"{node.name}_flat")
+            model.graph.node.insert(list(model.graph.node).index(node) + 1, flat)
+    drop_unused_initializers(model.graph)
 
 
 def _explicit_pads(model: onnx.ModelProto) -> None:

@@ -10,6 +10,21 @@ from onnxcalib.data import InputSpec
 
 def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
     """Shapes of tensors with the batch set to one; None where a size stays unknown."""
+    shapes: dict[str, tuple[int | None, ...]] = {}
+    for value in _inferred(model):
+        if value.type.tensor_type.HasField("shape"):
+            dims = value.type.tensor_type.shape.dim
+            shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
+    return shapes
+
+
+def float_tensors(model: onnx.ModelProto) -> set[str]:
+    """The tensors that are known to hold floats."""
+    return {value.name for value in _inferred(model) if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
+
+
+def _inferred(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """What can be said of every tensor, with the batch set to one."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     _without_large_weights(bare)
@@ -24,13 +39,8 @@ def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except onnx.shape_inference.InferenceError:
-        return {}
-    shapes: dict[str, tuple[int | None, ...]] = {}
-    for value in (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output):
-        if value.type.tensor_type.HasField("shape"):
-            dims = value.type.tensor_type.shape.dim
-            shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
-    return shapes
+        return []
+    return [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
 
 
 def with_fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:

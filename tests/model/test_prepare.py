@@ -78,6 +78,47 @@ def test_layout_ops_on_weights_are_computed() -> None:
     ]
 
 
+def pooled(mean: str, opset: int = 17, **stored: np.ndarray) -> onnx.ModelProto:
+    text = f"""net (float[N,3,4,6] x) => (float[N,K] y) {{
+        [conv] c = Conv (x, w)
+        [mean] m = {mean}
+        y = Flatten (m)
+    }}"""
+    return build(text, opset, w=normal(5, 3, 1, 1), **stored)
+
+
+@pytest.mark.parametrize(
+    ("mean", "ops"),
+    [
+        ("ReduceMean <axes=[2,3], keepdims=0> (c)", ["GlobalAveragePool", "Flatten"]),
+        ("ReduceMean <axes=[-1,-2]> (c)", ["GlobalAveragePool"]),
+        ("ReduceMean <axes=[2]> (c)", ["ReduceMean"]),
+        ("ReduceMean <axes=[1,2,3]> (c)", ["ReduceMean"]),
+        ("ReduceMean (c)", ["ReduceMean"]),
+    ],
+)
+def test_means_of_whole_images_become_pools(mean: str, ops: list[str]) -> None:
+    model, feed = pooled(mean), {"x": normal(2, 3, 4, 6)}
+    found = prepared(model).proto
+    assert op_types(found) == ["Conv", *ops, "Flatten"]
+    np.testing.assert_allclose(run(found, feed)["y"], run(model, feed)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_axes_of_newer_opsets_are_read_and_dropped() -> None:
+    found = prepared(pooled("ReduceMean <keepdims=0> (c, axes)", 18, axes=np.array([2, 3], np.int64))).proto
+    assert op_types(found) == ["Conv", "GlobalAveragePool", "Flatten", "Flatten"]
+    assert [tensor.name for tensor in found.graph.initializer] == ["w"]
+
+
+def test_means_of_integers_and_of_layer_norms_stay() -> None:
+    text = """net (float[N,3,4,4] x, float[N,3,4] z) => (int32[N,3] y, float[N,3,1] m) {
+        i = Cast <to=6> (x)
+        y = ReduceMean <axes=[2,3], keepdims=0> (i)
+        m = ReduceMean <axes=[-1]> (z)
+    }"""
+    assert op_types(prepared(build(text)).proto) == ["Cast", "ReduceMean", "ReduceMean"]
+
+
 def model_of_opset(opset: int) -> onnx.ModelProto:
     """Conv, batch norm, Clip, Dropout and Gemm in the forms of an opset."""
     text = f"""net (float[2,3,6,6] x) => (float[2,4] y) {{
