@@ -88,7 +88,7 @@ def test_an_environment_that_does_not_install_gives_the_reason(tmp_path: Path, m
         return compilers.subprocess.CompletedProcess(command, code, "", "WARNING: a\nERROR: no wheel for it\nERROR: b")
 
     monkeypatch.setattr(compilers.subprocess, "run", failing)
-    python, words = compilers.environment(compilers.TOOLS["rknn"], tmp_path)
+    python, words = compilers.environment(compilers.TOOLS["rknn-2.3"], tmp_path)
     assert python is None
     assert words == "does not install: ERROR: no wheel for it"
 
@@ -112,8 +112,8 @@ def answer_of(name: str, folder: Path) -> dict:
     return answer
 
 
-INTEGER_TOOLS = ["onnxruntime-1.15", "onnxruntime-1.19", "onnxruntime-newest", "openvino", "rknn"]
-UNEXPLAINED = pytest.mark.xfail(reason="its simulator is up to three steps off on five layers, why is not known")
+INTEGER_TOOLS = ["onnxruntime-1.15", "onnxruntime-1.19", "onnxruntime-newest", "openvino", "rknn-2.3", "rknn-2.5"]
+ROUNDS_ANEW = pytest.mark.xfail(reason="it rounds weights anew, on 128/127 of the file's step")
 
 
 @pytest.mark.compilers
@@ -127,7 +127,7 @@ def test_every_layer_runs_in_int8(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.compilers
 @needs_tools
-@pytest.mark.parametrize("name", [*INTEGER_TOOLS[:-1], pytest.param("rknn", marks=UNEXPLAINED)])
+@pytest.mark.parametrize("name", [*INTEGER_TOOLS[:-1], pytest.param("rknn-2.5", marks=ROUNDS_ANEW)])
 def test_outputs_agree_with_the_newest_onnxruntime(name: str, tmp_path: Path) -> None:
     answer = answer_of(name, tmp_path)
     reference, _ = compilers.environment(compilers.TOOLS[compilers.REFERENCE], WORK)

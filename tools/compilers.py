@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ class Tool:
 
 
 NEWEST = ("onnxruntime", "onnx")
+# What rknn-toolkit2 2.3.2 was published for: it does not start with newer ones.
+RKNN = ("rknn-toolkit2==2.3.2", "onnx==1.16.1", "onnxruntime==1.18.1", "numpy<2", "protobuf<5", "setuptools<81")
 TOOLS = {
     "onnxruntime-newest": Tool("onnxruntime", "ort", NEWEST, "onnxruntime-newest"),
     "onnxruntime-unfused": Tool("onnxruntime", "ort", NEWEST, "onnxruntime-newest", {"PROBE_UNFUSED": "1"}),
@@ -69,7 +71,8 @@ TOOLS = {
         "onnxruntime", "ort-compat", ("onnxruntime==1.15.0", "onnx==1.14.1", "numpy<2"), "onnxruntime-1.15"
     ),
     "openvino": Tool("openvino", "openvino", ("openvino==2026.4.1",), "openvino"),
-    "rknn": Tool("rknn", "rknn", ("rknn-toolkit2==2.5.0", "setuptools<81"), "rknn"),
+    "rknn-2.3": Tool("rknn", "rknn", RKNN, "rknn-2.3"),
+    "rknn-2.5": Tool("rknn", "rknn", ("rknn-toolkit2==2.5.0", "setuptools<81"), "rknn-2.5"),
     "iree": Tool("iree", "rknn", ("iree-base-compiler==3.13.0", "iree-base-runtime==3.13.0", "onnx"), "iree"),
     "tvm": Tool("tvm", "rknn", ("apache-tvm==0.27.0.post1", "onnx"), "tvm"),
     "qonnx": Tool("qonnx", "qonnx", ("qonnx==1.0.0", "onnx==1.18.0"), "qonnx"),
@@ -189,10 +192,18 @@ class Files:
 
     def file(self, model: str, bits: str, target: str) -> Path:
         """The file for a target, with a batch of one."""
-        path = self.folder / f"{model}_{bits.replace(' ', '_')}_{target}.onnx"
+        return self._written(model, bits, target, lambda job, plan: job.write(plan))
+
+    def simulated(self, model: str, bits: str, target: str) -> Path:
+        """The same in the form that onnxruntime computes."""
+        return self._written(model, bits, target, lambda job, plan: job.simulate(plan), "_simulated")
+
+    def _written(
+        self, model: str, bits: str, target: str, write: Callable[[Job, QuantPlan], onnx.ModelProto], mark: str = ""
+    ) -> Path:
+        path = self.folder / f"{model}_{bits.replace(' ', '_')}_{target}{mark}.onnx"
         if not path.exists():
-            job, plan = self.planned(model, bits, target)
-            write_model(with_fixed_batch(job.write(plan)), path)
+            write_model(with_fixed_batch(write(*self.planned(model, bits, target))), path)
         return path
 
     def planned(self, model: str, bits: str, target: str) -> tuple[Job, QuantPlan]:
@@ -232,7 +243,7 @@ def compiled(files: Files, names: Sequence[str], work: Path) -> list[Row]:
             outputs, truth = work / f"{file.stem}_{name}.npz", work / f"{file.stem}_reference.npz"
             if not truth.exists():
                 # Nodes that only QONNX knows are compared with the same plan as QDQ.
-                known = files.file(model, bits, "ort") if tool.target == "qonnx" else file
+                known = files.simulated(model, bits, tool.target) if tool.target == "qonnx" else file
                 ask(TOOLS[REFERENCE], reference, known, feeds, truth)
             answer = ask(tool, python, file, feeds, outputs)
             rows.append(row_of(name, label, answer, outputs, truth, output_step(file)))
