@@ -191,8 +191,7 @@ def _advanced(job: Job) -> Outcome:
     trained = job.kept("sequential", (tuned.plan,), lambda memo: train_in_turn(job, tuned.plan, memo))
     plan, joint = None, None
     if trains_jointly(job.recipe):
-        start_plan = trained.plan if trained.is_general else tuned.plan
-        joint = job.kept("joint", (start_plan,), lambda memo: train_jointly(job, start_plan, memo))
+        joint = job.kept("joint", (trained.further,), lambda memo: train_jointly(job, trained, memo))
         if joint.obstacle is None and (trained.is_general or joint.after < trained.after):
             plan, trained = joint.plan, trained if trained.is_general else trained.set_aside
         else:

@@ -35,7 +35,7 @@ from onnxcalib.stages.fixed import fixed_precision
 from onnxcalib.stages.layerwise import Layerwise
 from onnxcalib.stages.memo import FORGETFUL, Memo
 from onnxcalib.stages.mixed import Assigned, add_cost_tables, assign, contested, limits_of, pins_of
-from onnxcalib.stages.network import BIASES, JOINT, SETTLED, NetworkTuned, NetworkTuner
+from onnxcalib.stages.network import BIASES, JOINT, PULL, SETTLED, NetworkTuned, NetworkTuner
 from onnxcalib.stages.network import Schedule as NetworkSchedule
 from onnxcalib.stages.rounding import Menu, Ranges, round_to_nearest
 from onnxcalib.stages.sensitivity_table import SensitivityTable
@@ -57,6 +57,7 @@ RANGE_CANDIDATES = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTIL
 class Trained:
     """A plan trained layer by layer, and the held-out loss before and after."""
 
+    start: QuantPlan
     plan: QuantPlan
     before: float
     after: float
@@ -66,6 +67,11 @@ class Trained:
     def is_general(self) -> bool:
         """Whether what was learned holds for other samples."""
         return self.after < GENERAL * self.before
+
+    @property
+    def further(self) -> QuantPlan:
+        """What is worth training on."""
+        return self.plan if self.is_general else self.start
 
     @property
     def set_aside(self) -> Trained:
@@ -216,7 +222,9 @@ def train_in_turn(job: Job, plan: QuantPlan, memo: Memo = FORGETFUL) -> Trained:
     teacher = Teacher(job.model, parted(job.data)[1], temperature=TEMPERATURE)
     trained, obstacles = layerwise(job, memo).sequential(plan)
     before, after = (teacher.loss_of(job.simulate(each)) for each in (plan, trained))
-    return Trained(trained, before, after, obstacles) if after < before else Trained(plan, before, before, obstacles)
+    if after < before:
+        return Trained(plan, trained, before, after, obstacles)
+    return Trained(plan, plan, before, before, obstacles)
 
 
 def trains_jointly(recipe: Recipe) -> bool:
@@ -224,15 +232,17 @@ def trains_jointly(recipe: Recipe) -> bool:
     return recipe.training is not Training.PAPER and recipe.layer_optimizer is not LayerOptimizer.ADAROUND
 
 
-def train_jointly(job: Job, plan: QuantPlan, memo: Memo = FORGETFUL) -> NetworkTuned:
+def train_jointly(job: Job, trained: Trained, memo: Memo = FORGETFUL) -> NetworkTuned:
     """All layers at once towards the float model's outputs, on most of the samples, judged on the others.
 
-    Ensures a settled plan, unless something has no gradient: the last fifth of the steps trains on its scales.
+    Ensures a settled plan, unless something has no gradient: the last tenth of the steps trains biases on its scales.
     """
     whole = JOINT.steps + SETTLED.steps
     share = 1.0 if job.recipe.steps is None else JOINT_STEPS * job.recipe.steps / whole
     first_part, last_part = (replace(it, steps=max(round(share * it.steps), 1)) for it in (JOINT, SETTLED))
-    found = _through_network(job, plan, first_part, memo)
+    if trained.is_general:
+        first_part = replace(first_part, pull=PULL)
+    found = _through_network(job, trained.further, first_part, memo)
     if found.obstacle is not None:
         return found
     last = _through_network(job, settled(job, found.plan), last_part, memo)

@@ -5,7 +5,7 @@
     python tools/benchmark.py ZOO light-mobilenet_v2     # batch-norm tuning, and mixed precision beside both baselines
     python tools/benchmark.py ZOO light-resnet20         # the same; and light-resnet20_folded
     python tools/benchmark.py ZOO ablation-resnet20      # the advanced pipeline step by step, fixed and mixed precision
-    python tools/benchmark.py ZOO ablation-mobilenet_v2
+    python tools/benchmark.py ZOO ablation-mobilenet_v2 --steps 20   # fewer steps of training than by default
     python tools/benchmark.py ZOO advanced-resnet20      # further precisions beside AdaRound, few samples, both engines
     python tools/benchmark.py ZOO advanced-mobilenet_v2
     python tools/benchmark.py ZOO step      # a training step in forward passes of the same layer
@@ -46,12 +46,13 @@ LIGHT = Pipeline.LIGHT
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its calibration and test data as npz files."""
+    """A model with its calibration and test data as npz files, and how long it trains."""
 
     name: str
     model: Path
     calibration: Path
     test: Path
+    steps: int | None = None
 
 
 def normalized(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -204,11 +205,11 @@ def ablation(case: Case, folder: Path) -> None:
         plan = record_settled("+ BN tuning", job, steps.tune_batch_norm(job, plan).plan)
         trained = steps.train_in_turn(job, plan)
         record_settled("+ sequential AdaQuant", job, trained.plan)
-        joint = steps.train_jointly(job, trained.plan if trained.is_general else plan)
+        joint = steps.train_jointly(job, trained)
         record("+ joint AdaQuant", job, joint.plan)
         record("+ bias tuning", job, steps.tune_biases(job, joint.plan).plan)
 
-    fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8)
+    fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8, steps=case.steps)
     uneven = start(case.model, case.calibration, fixed).jobs[0]
     for name, job in {"plain": uneven, "+ equal channels": _equal(uneven)}.items():
         statistics = calibrate(job.model, job.places, job.data, job.progress)
@@ -217,7 +218,7 @@ def ablation(case: Case, folder: Path) -> None:
     record_settled("+ parallel AdaQuant", job, steps.train_in_parallel(job, rounded).stitch(chosen))
     record_settled("+ sequential AdaQuant alone", job, steps.train_in_turn(job, plan).plan)
     rest(job, plan)
-    recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15)
+    recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15, steps=case.steps)
     job = _equal(start(case.model, case.calibration, recipe).jobs[0])
     rounded = steps.candidates_of(job)
     record_settled("IP", job, _assigned(job, rounded))
@@ -240,7 +241,7 @@ def _assigned(job: Any, candidates: Any) -> Any:
 
 def advanced(case: Case, folder: Path) -> None:
     """The advanced pipeline at further precisions; on the small network also AdaRound, few samples, both engines."""
-    start = Recipe(Pipeline.ADVANCED)
+    start = Recipe(Pipeline.ADVANCED, steps=case.steps)
     recipes = {"w4a4": replace(start, bits=parse_bits("w4a4"), edge_bits=8)}
     if case.name == "mobilenet_v2":
         recipes |= {bits: replace(start, bits=parse_bits(bits), edge_bits=8) for bits in ("8", "w4a8")}
@@ -263,8 +264,9 @@ def advanced(case: Case, folder: Path) -> None:
         for count in (64, 1):
             few = replace(case, calibration=folder / f"cifar_{count}.npz")
             np.savez(few.calibration, input=images[:count])
-            for pipeline in (Pipeline.PLAIN, Pipeline.ADVANCED):
-                measure(few, f"{pipeline} w4a4, {count} images", Recipe(pipeline, bits=parse_bits("w4a4"), edge_bits=8))
+            rounded = Recipe(bits=parse_bits("w4a4"), edge_bits=8)
+            measure(few, f"plain w4a4, {count} images", rounded)
+            measure(few, f"advanced w4a4, {count} images", recipes["w4a4"])
 
 
 def step(_cases: dict[str, Case], folder: Path) -> None:
@@ -372,9 +374,13 @@ def main() -> None:
     parser.add_argument("zoo", type=Path)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / f"onnxcalib_benchmark_{os.getuid()}")
+    parser.add_argument("--steps", type=int, help="Steps of training, for the parts ablation-* and advanced-*.")
     given = parser.parse_args()
+    if given.steps is not None and not given.part.startswith(("ablation", "advanced")):
+        parser.error(f"--steps has no effect on {given.part}: nothing trains there")
     given.work.mkdir(parents=True, exist_ok=True)
-    return parts[given.part](prepare(given.zoo, given.work), given.work)
+    cases = prepare(given.zoo, given.work)
+    return parts[given.part]({name: replace(case, steps=given.steps) for name, case in cases.items()}, given.work)
 
 
 if __name__ == "__main__":

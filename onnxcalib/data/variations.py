@@ -1,4 +1,4 @@
-"""More samples from few: images mirrored and shifted, as what trains on a few hundred soon knows them by heart."""
+"""More samples from few: images mirrored, shifted, with a piece of another: a few hundred are soon known by heart."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from onnxcalib.data.samples import Rows, SampleDataset
 from onnxcalib.data.spec import Array, Dataset, Feed
 
 SHIFT = 1 / 9  # of an image's height and width, at most
+PIECE = 0.7  # the same, of a piece of another image
 CHANNELS = (1, 3, 4)
 SMALLEST = 16  # pixels along a side of what is taken for an image
 
@@ -22,7 +23,8 @@ def varied(dataset: Dataset, form: int, seed: int) -> Dataset:
     pieces = pieces_of(dataset)
     if not isinstance(pieces, SampleDataset) or not any(_axes(rows.read(0, 1)) for rows in pieces.rows.values()):
         return dataset
-    return replace(pieces, rows={name: _VariedRows(rows, form, seed) for name, rows in pieces.rows.items()})
+    others = range(pieces.start, pieces.stop)
+    return replace(pieces, rows={name: _VariedRows(rows, others, form, seed) for name, rows in pieces.rows.items()})
 
 
 def endless(dataset: Dataset, size: int, seed: int) -> Iterator[Feed]:
@@ -53,6 +55,7 @@ class _VariedRows:
     """Rows in another form, which depends on nothing but the sample's number, its own and the seed."""
 
     rows: Rows
+    others: range  # samples that lend pieces; those that are held out do not
     form: int
     seed: int
 
@@ -66,24 +69,42 @@ class _VariedRows:
         return np.concatenate([self._read(sample) for sample in range(start, stop)])
 
     def _read(self, sample: int) -> Array:
-        return _in_another_form(self.rows.read(sample, sample + 1), [self.seed, sample, self.form])
+        # All inputs of a sample draw alike: one may show what another does.
+        rng = np.random.default_rng([self.seed, sample, self.form])
+        images = self.rows.read(sample, sample + 1)
+        axes = _axes(images)
+        if axes is None:
+            return images
+        other = int(rng.choice(self.others))
+        changed = _moved(images, axes, rng.uniform(-1, 1, 3))
+        return _pasted(changed, self.rows.read(other, other + 1), axes, rng.uniform(0, 1, 4))
 
     def where(self, index: int) -> str:
         return self.rows.where(index)
 
 
-def _in_another_form(images: Array, seed: list[int]) -> Array:
+def _moved(images: Array, axes: tuple[int, int], draws: Array) -> Array:
     """Mirrored or not, and shifted; what comes in at the border mirrors what is there."""
-    axes = _axes(images)
-    if axes is None:
-        return images
-    # All inputs of a sample draw alike: one may show what another does.
-    mirror, *shares = np.random.default_rng(seed).uniform(-1, 1, 3)
+    mirror, *shares = draws
     changed = np.flip(images, axes[1]) if mirror < 0 else images
     for axis, share in zip(axes, shares, strict=True):
         size = images.shape[axis]
         places = np.abs(np.arange(size) + round(SHIFT * share * size))
         changed = np.take(changed, np.minimum(places, 2 * (size - 1) - places), axis)
+    return changed
+
+
+def _pasted(images: Array, others: Array, axes: tuple[int, int], draws: Array) -> Array:
+    """With a piece of another image in its place: no pixel has a value that images do not have."""
+    if images.shape != others.shape:
+        return images
+    changed, where = images.copy(), [slice(None)] * images.ndim
+    for axis, share, begin in zip(axes, draws[:2], draws[2:], strict=True):
+        size = images.shape[axis]
+        side = round(PIECE * share * size)
+        first = round(begin * (size - side))
+        where[axis] = slice(first, first + side)
+    changed[tuple(where)] = others[tuple(where)]
     return changed
 
 

@@ -49,8 +49,9 @@ BATCH = 8
 # A batch goes through the network in pieces whose layers' outputs take this at most; a worker takes some 20 times it.
 PIECE_BYTES = 40 * 10**6
 CHECKS = 10
-PULL = 0.6  # how far from its code a weight begins, of as far as it was
+PULL = 0.6  # for plans that were trained by layers, which leaves many weights at the edge of two codes
 SETTLE = 0.02  # of the way to its code that a weight goes with every step at the end, and nothing at first
+SETTLE_WHOLE = 3.0  # the same of all steps together, so that long training is not over early
 # Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
 HINT_SHARE = 3.0
 
@@ -65,13 +66,14 @@ class Schedule:
     weight: float | None = None  # in steps of the grid
     scale: float | None = None  # in shares of the scale
     hints: int = 0  # inner tensors that are imitated too, at most
+    pull: float = 1.0  # how far from its code a weight begins, of as far as it was
     patience: int | None = None  # checks without a gain after which it ends; None: at first the loss often rises
 
 
 BIASES = Schedule("bias tuning", steps=200, bias=3e-3, patience=3)
-JOINT = Schedule("joint AdaQuant", steps=640, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
-# On the scales that are written, which may not move any more.
-SETTLED = Schedule("joint AdaQuant, scales settled", steps=160, bias=1.5e-3, weight=1e-3, hints=16)
+JOINT = Schedule("joint AdaQuant", steps=720, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
+# On the scales that are written, which may not move any more; so close to its code no weight would change it.
+SETTLED = Schedule("joint AdaQuant, scales settled", steps=80, bias=1.5e-3, hints=16)
 
 
 @dataclass(frozen=True)
@@ -185,10 +187,11 @@ class _Training:
     def step(self, number: int) -> None:
         """One step on a batch."""
         feeds = list(itertools.islice(self.feeds, self.pieces))
-        rate = cosine(number, self.tuner.schedule.steps)
+        steps = self.tuner.schedule.steps
+        rate = cosine(number, steps)
         self.hinted = {HINTED: np.asarray(HINT_SHARE * (1 + rate) / 2, np.float32)} if self.hints else {}
         self.adam.step(self.gradients.run(feeds, self._with_truth), rate)
-        self._settle(SETTLE * (1 - rate))
+        self._settle(min(SETTLE, SETTLE_WHOLE / steps) * (1 - rate))
 
     def _settle(self, share: float) -> None:
         """Draws weights to their codes: at the edge of two they would jump to and fro until the last step."""
@@ -234,7 +237,7 @@ class _Training:
             params = plan.layers[layer.name]
             if schedule.weight is not None:
                 unit = along(params.grid.scale, params.grid.axis, params.weight.ndim)
-                add(weight_name(layer), _centred(params), unit, schedule.weight)
+                add(weight_name(layer), _centred(params, schedule.pull), unit, schedule.weight)
             if schedule.scale is not None and not self.tuner.target.power_of_two:
                 add(weight_scale_name(layer), params.grid.scale, params.grid.scale, schedule.scale)
                 if layer.input in plan.inputs:
@@ -291,11 +294,11 @@ def _moved(grid: Grid, scale: FloatArray) -> Grid:
     return replace(grid, scale=np.maximum(scale, np.float32(0.1) * grid.scale))
 
 
-def _centred(params: LayerParams) -> FloatArray:
-    """Weights pulled towards their codes: training by layers leaves many at the edge of two, where all would jump."""
+def _centred(params: LayerParams, pull: float) -> FloatArray:
+    """Weights pulled towards their codes: where many are at the edge of two, all would jump."""
     codes = dequantize(params.codes, params.grid)
     half = along(params.grid.scale, params.grid.axis, codes.ndim) / 2
-    return np.asarray(codes + PULL * np.clip(params.weight - codes, -half, half), np.float32)
+    return np.asarray(codes + pull * np.clip(params.weight - codes, -half, half), np.float32)
 
 
 def _bias(plan: QuantPlan, layer: Layer) -> FloatArray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxcalib.data import Dataset, InputSpec, first, open_data, split
-from onnxcalib.data.variations import SHIFT, endless, varied
+from onnxcalib.data.variations import PIECE, SHIFT, endless, varied
 
 HEIGHT, WIDTH = 32, 40
 
@@ -61,6 +61,17 @@ def test_what_is_no_image_stays_as_it_is() -> None:
     assert varied(data, 2, 0) is data
 
 
+ROWS, COLUMNS = np.meshgrid(np.arange(HEIGHT), np.arange(WIDTH), indexing="ij")
+
+
+def taken_apart(plane: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Which pixels are a pasted piece, and of the others the sample, the row and the column that they come from."""
+    sample, position = np.divmod(plane.astype(np.int64), 10_000)
+    row, column = np.divmod(position, 100)
+    pasted = (row == ROWS) & (column == COLUMNS)
+    return pasted, *(values[~pasted] for values in (sample, row - ROWS, column))
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_images_come_as_they_are_and_mirrored_and_shifted_within_bounds(last: bool) -> None:
     data = images(4, last=last)
@@ -69,15 +80,32 @@ def test_images_come_as_they_are_and_mirrored_and_shifted_within_bounds(last: bo
     for form in range(1, 6):
         found = whole(varied(data, form, 0), 3)
         for place, plane in enumerate(found[..., 0] if last else found[:, 0]):
-            sample, position = divmod(float(plane[16, 20]), 10_000)
-            row, column = divmod(position, 100)
-            assert sample == place
-            mirrored = plane[16, 21] < plane[16, 20]
-            assert abs(row - 16) <= np.ceil(SHIFT * HEIGHT)
-            assert abs(column - (19 if mirrored else 20)) <= np.ceil(SHIFT * WIDTH)
-            seen.add((bool(mirrored), row, column))
+            pasted, sample, down, column = taken_apart(plane)
+            if pasted.all():  # neither mirrored nor shifted
+                continue
+            assert set(sample.tolist()) == {place}
+            assert np.abs(down).max() <= 2 * np.ceil(SHIFT * HEIGHT)
+            straight, mirrored = column - COLUMNS[~pasted], column + COLUMNS[~pasted] - (WIDTH - 1)
+            within = [float((np.abs(off) <= np.ceil(SHIFT * WIDTH)).mean()) for off in (straight, mirrored)]
+            assert max(within) > 0.9
+            seen.add((within[1] > within[0], float(np.median(down)), float(np.median(column))))
     assert {mirrored for mirrored, *_ in seen} == {True, False}
     assert len(seen) > 10
+
+
+def test_a_piece_comes_from_another_sample_and_is_a_rectangle() -> None:
+    shares, lenders = [], set()
+    for form in range(1, 40):
+        for place, plane in enumerate(whole(varied(images(3), form, 0), 3)[:, 0]):
+            lent = plane // 10_000 != place
+            rows, columns = (np.flatnonzero(lent.any(axis)) for axis in (1, 0))
+            assert lent.sum() == len(rows) * len(columns)
+            assert max(len(rows) / HEIGHT, len(columns) / WIDTH) <= PIECE
+            np.testing.assert_array_equal((plane % 10_000)[lent], (100 * ROWS + COLUMNS)[lent])
+            shares.append(lent.mean())
+            lenders |= set((plane[lent] // 10_000).tolist())
+    assert lenders == {0, 1, 2}
+    assert 0.05 < np.mean(shares) < 0.15
 
 
 def test_a_sample_has_one_form_however_it_is_read() -> None:
@@ -94,7 +122,7 @@ def test_every_epoch_shows_other_forms_in_another_order() -> None:
     data = images(6)
     feeds = islice(endless(data, 3, 0), 6)
     epochs = np.concatenate([feed["x"] for feed in feeds]).reshape(3, 6, 3, HEIGHT, WIDTH)
-    orders = [(epoch[:, 0, 16, 20] // 10_000).tolist() for epoch in epochs]
+    orders = [np.median(epoch[:, 0] // 10_000, (1, 2)).tolist() for epoch in epochs]
     assert all(sorted(order) == list(range(6)) for order in orders)
     assert orders[0] != orders[1]
     aligned = [epoch[np.argsort(order)] for epoch, order in zip(epochs, orders, strict=True)]
