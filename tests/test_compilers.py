@@ -118,8 +118,8 @@ ROUNDS_ANEW = pytest.mark.xfail(reason="it rounds weights anew, on 128/127 of th
 
 @pytest.mark.compilers
 @needs_tools
-@pytest.mark.parametrize("name", INTEGER_TOOLS)
-def test_every_layer_runs_in_int8(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*INTEGER_TOOLS, "qonnx"])
+def test_every_layer_is_int8_by_its_own_report(name: str, tmp_path: Path) -> None:
     answer = answer_of(name, tmp_path)
     assert answer["layers"] >= 5
     assert answer["int8"] == answer["layers"], answer["note"]

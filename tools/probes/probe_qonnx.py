@@ -18,7 +18,7 @@ INTEGER = ("INT", "UINT", "SCALEDINT")
 
 def probe(model: Path, feeds: list[Feed]) -> Found:
     """A layer counts as integer where QONNX recovers an integer type for its weight."""
-    wrapped = ModelWrapper(str(model)).transform(InferShapes()).transform(InferDataTypes())
+    wrapped = ModelWrapper(str(model)).transform(InferShapes()).transform(InferDataTypes(allow_scaledint_dtypes=True))
     layers = [node for node in wrapped.graph.node if node.op_type in LAYERS]
     kinds = [wrapped.get_tensor_datatype(node.input[1]).name for node in layers]
     integer = sum(kind.startswith(INTEGER) for kind in kinds)
