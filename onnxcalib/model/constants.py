@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,10 @@ from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initialize
 
 # Cheap shape and layout ops that exporters leave between an initialiser and the layer that reads it.
 LAYOUT_OPS = ("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten")
+# What exporters compute sizes with.
+SHAPE_OPS = (*LAYOUT_OPS, "Add", "Concat", "ConstantOfShape", "Div", "Gather", "Mul", "Slice", "Sub")
+
+Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def constants_to_initializers(graph: onnx.GraphProto) -> None:
@@ -46,23 +50,47 @@ def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 def fold_constants(model: onnx.ModelProto, ops: Collection[str] = LAYOUT_OPS) -> None:
     """Computes such ops on initialisers, so that a layer reads its weight directly."""
+    _fold(model, {}, lambda node, _: node.op_type in ops)
+
+
+def fold_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int | None, ...]]) -> None:
+    """Computes what only depends on shapes, as far as these are known."""
+    values = {}
+    for node in model.graph.node:
+        sizes = shapes.get(node.input[0], (None,)) if node.op_type == "Shape" else (None,)
+        ends = attributes(node)
+        sizes = sizes[ends.get("start", 0) : ends.get("end", len(sizes))]
+        if None not in sizes:
+            values[node.output[0]] = np.array(sizes, np.int64)
+
+    def folds(node: onnx.NodeProto, known: Collection[str]) -> bool:
+        # Other constants stay: packed weights are for the runtime to unpack.
+        sizes = node.op_type == "ConstantOfShape" or any(name in known for name in node.input)
+        return node.op_type in SHAPE_OPS and sizes
+
+    _fold(model, values, folds)
+
+
+def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProto, Collection[str]], bool]) -> None:
+    """Computes nodes that may be and whose inputs are known; some values are known from the start."""
     graph = model.graph
-    values: dict[str, np.ndarray[Any, Any]] = {}
     stored = {tensor.name: tensor for tensor in graph.initializer}
     outputs = {value.name for value in graph.output}
     keep = []
     for node in graph.node:
         inputs = [name for name in node.input if name]
         known = bool(inputs) and all(name in stored or name in values for name in inputs)
-        if node.op_type in ops and not node.domain and known and not outputs & set(node.output):
+        if outputs & set(node.output):
+            keep.append(node)
+        elif not node.domain and known and folds(node, values):
             feeds = {name: values[name] if name in values else numpy_helper.to_array(stored[name]) for name in inputs}
             results: Any = ReferenceEvaluator(node, opsets={"": model.opset_import[0].version}).run(None, feeds)
             values |= {name: np.asarray(result) for name, result in zip(node.output, results, strict=True) if name}
-        else:
+        elif node.output[0] not in values:
             keep.append(node)
     del graph.node[:]
     graph.node.extend(keep)
-    used = set(GraphIndex(graph).readers)
+    used = set(GraphIndex(graph).readers) - {name for node in keep for name in node.output}
     for name, value in values.items():
         if name in used:
             graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))

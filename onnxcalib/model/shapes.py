@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 
 from onnxcalib.data import InputSpec
+from onnxcalib.model.constants import fold_shapes
 
 
 def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
@@ -44,7 +45,7 @@ def _inferred(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def with_fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose inputs and outputs have a batch of one where it was free."""
+    """A copy whose inputs and outputs have a batch of one where it was free, with what that decides computed."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     shapes = infer_shapes(model)
@@ -53,6 +54,7 @@ def with_fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
         for dim, size in zip(value.type.tensor_type.shape.dim, known, strict=False):
             if not dim.dim_value and size is not None:
                 dim.dim_value = size
+    fold_shapes(fixed, shapes)
     return fixed
 
 
