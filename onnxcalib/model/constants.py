@@ -56,6 +56,7 @@ def fold_constants(model: onnx.ModelProto, ops: Collection[str] = LAYOUT_OPS) ->
 def fold_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int | None, ...]]) -> None:
     """Computes what only depends on shapes, as far as these are known."""
     values = {}
+    shapes = {**shapes, **{tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}}
     for node in model.graph.node:
         sizes = shapes.get(node.input[0], (None,)) if node.op_type == "Shape" else (None,)
         ends = attributes(node)

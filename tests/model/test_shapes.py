@@ -38,6 +38,18 @@ def test_what_depends_on_shapes_alone_is_computed() -> None:
     onnx.checker.check_model(fixed, full_check=True)
 
 
+def test_shapes_of_constants_are_known() -> None:
+    text = """net (float[N,4] x) => (float[N,4] y) {
+        s = Shape (k)
+        f = Cast <to=1> (s)
+        y = Mul (x, f)
+    }"""
+    fixed = with_fixed_batch(build(text, k=normal(3)))
+    assert op_types(fixed) == ["Mul"]
+    assert [tensor.name for tensor in fixed.graph.initializer] == ["f"]
+    np.testing.assert_array_equal(run(fixed, {"x": np.ones((1, 4), np.float32)})["y"], [[3] * 4])
+
+
 def test_a_shape_that_is_an_output_is_computed_and_stays() -> None:
     model = padded("y = Relu (r) t = Identity (s)", "float[M,A,B,C] y, int64[4] t")
     fixed = with_fixed_batch(model)
