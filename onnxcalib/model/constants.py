@@ -64,15 +64,18 @@ def fold_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int | None, .
         if None not in sizes:
             values[node.output[0]] = np.array(sizes, np.int64)
 
-    def folds(node: onnx.NodeProto, known: Collection[str]) -> bool:
-        # Other constants stay: packed weights are for the runtime to unpack.
-        sizes = node.op_type == "ConstantOfShape" or any(name in known for name in node.input)
-        return node.op_type in SHAPE_OPS and sizes
+    stored = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.INT64}
+
+    def folds(node: onnx.NodeProto, known: Arrays) -> bool:
+        # Other types than that of sizes stay: packed weights are for the runtime to unpack.
+        inputs = [name for name in node.input if name]
+        whole = all(known[name].dtype == np.int64 if name in known else name in stored for name in inputs)
+        return whole and node.op_type in SHAPE_OPS
 
     _fold(model, values, folds)
 
 
-def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProto, Collection[str]], bool]) -> None:
+def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProto, Arrays], bool]) -> None:
     """Computes nodes that may be and whose inputs are known; some values are known from the start."""
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
