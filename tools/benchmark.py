@@ -27,6 +27,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,8 @@ def prepare(zoo: Path, folder: Path) -> dict[str, Case]:
 
 def report(case: Case, rows: dict[str, Path]) -> None:
     """Evaluates files in one run and prints a line each."""
-    found = onnxcalib.evaluate([case.model, *rows.values()], case.test, case.model)
-    for name, row in zip(("float", *rows), found, strict=True):
+    found = onnxcalib.evaluate(list(rows.values()), case.test, case.model)
+    for name, row in zip(rows, found, strict=True):
         print(
             f"{case.name:16} {name:38} n {row.samples:6} top-1 {row.top1:6.2f} agree {row.agreement:6.2f} "
             f"distillation {row.distillation_loss:8.5f} bytes {row.bytes:9,} latency/float {row.latency_ratio:5.2f}",
@@ -135,7 +136,7 @@ def static(case: Case, folder: Path) -> Path:
 def plain(cases: dict[str, Case], folder: Path) -> None:
     """The foundation's figures."""
     for case in (cases["mobilenet_v2"], cases["resnet20"]):
-        rows = {"quantize_static min-max": static(case, folder)}
+        rows = {"float": case.model, "quantize_static min-max": static(case, folder)}
         for bits in ("8", "w4a8"):
             rows[f"plain {bits}"] = quantized(case, folder, f"plain {bits}", Recipe(bits=parse_bits(bits)))
         report(case, rows)
@@ -148,7 +149,7 @@ def light(case: Case, folder: Path) -> None:
         "resnet20": ("8", "w4a8", "w4a4", "w3a4"),
         "resnet20_folded": ("w4a8", "w4a4", "w3a4"),
     }
-    rows = {}
+    rows = {"float": case.model}
     for bits in fixed[case.name]:
         recipe = Recipe(bits=parse_bits(bits), edge_bits=8)
         for pipeline in (Pipeline.PLAIN, LIGHT):
@@ -209,20 +210,28 @@ def ablation(case: Case, folder: Path) -> None:
         record("+ joint AdaQuant", job, joint.plan)
         record("+ bias tuning", job, steps.tune_biases(job, joint.plan).plan)
 
+    def in_parallel(job: Any, candidates: Any) -> Any:
+        began = time.process_time(), time.perf_counter()
+        trained = steps.train_in_parallel(job, candidates)
+        busy = (time.process_time() - began[0]) / (time.perf_counter() - began[1])
+        print(f"{case.name:16} parallel AdaQuant kept {busy:.2f} of {os.cpu_count()} cores busy", flush=True)
+        return trained
+
+    report(case, {"float": case.model})
     fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8, steps=case.steps)
     uneven = start(case.model, case.calibration, fixed).jobs[0]
     for name, job in {"plain": uneven, "+ equal channels": _equal(uneven)}.items():
         statistics = calibrate(job.model, job.places, job.data, job.progress)
         rounded, chosen = steps.fixed_candidates(job, statistics), steps.fixed_precisions(job)
         plan = record_settled(name, job, rounded.stitch(chosen))
-    record_settled("+ parallel AdaQuant", job, steps.train_in_parallel(job, rounded).stitch(chosen))
+    record_settled("+ parallel AdaQuant", job, in_parallel(job, rounded).stitch(chosen))
     record_settled("+ sequential AdaQuant alone", job, steps.train_in_turn(job, plan).plan)
     rest(job, plan)
     recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15, steps=case.steps)
     job = _equal(start(case.model, case.calibration, recipe).jobs[0])
     rounded = steps.candidates_of(job)
     record_settled("IP", job, _assigned(job, rounded))
-    plan = record_settled("parallel AdaQuant + IP", job, _assigned(job, steps.train_in_parallel(job, rounded)))
+    plan = record_settled("parallel AdaQuant + IP", job, _assigned(job, in_parallel(job, rounded)))
     rest(job, plan)
 
 
@@ -253,6 +262,8 @@ def advanced(case: Case, folder: Path) -> None:
             recipes[bits] = replace(start, bits=parse_bits(bits), edge_bits=8)
             recipes[f"{bits} adaround"] = replace(recipes[bits], layer_optimizer=LayerOptimizer.ADAROUND)
 
+    report(case, {"float": case.model})
+
     # Row by row: this takes hours, and what is printed is not lost.
     def measure(given: Case, label: str, recipe: Recipe) -> None:
         report(case, {label: quantized(given, folder, label, recipe)})
@@ -271,9 +282,6 @@ def advanced(case: Case, folder: Path) -> None:
 
 def step(_cases: dict[str, Case], folder: Path) -> None:
     """A training step of a 3x3 convolution, in forward passes of the same layer; both in one run, several times."""
-    import itertools
-    import time
-
     import onnxruntime as ort
     from onnx import TensorProto, helper
 
