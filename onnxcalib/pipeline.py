@@ -34,6 +34,7 @@ from onnxcalib.stages.wishes import check_wishes
 from onnxcalib.steps import (
     Trained,
     assign_bits,
+    better_of,
     candidates_of,
     check_reachable,
     equalization,
@@ -189,15 +190,11 @@ def _advanced(job: Job) -> Outcome:
     found = _assembled(job, train=True)
     tuned = _tuned(job, found.plan)
     trained = job.kept("sequential", (tuned.plan,), lambda memo: train_in_turn(job, tuned.plan, memo))
-    plan, joint = None, None
     if trains_jointly(job.recipe):
         joint = job.kept("joint", (trained.further,), lambda memo: train_jointly(job, trained, memo))
-        if joint.obstacle is None and (trained.is_general or joint.after < trained.after):
-            plan, trained = joint.plan, trained if trained.is_general else trained.set_aside
-        else:
-            joint = replace(joint, before=trained.after, after=trained.after)
-    # Biases are tuned on the scales that are written.
-    plan = plan or settled(job, trained.plan)
+        plan, trained, joint = better_of(job, trained, joint)
+    else:
+        plan, joint = settled(job, trained.plan), None
     biases = job.kept("biases", (plan,), lambda memo: tune_biases(job, plan, memo))
     return replace(found, plan=biases.plan, tuned=tuned, trained=trained, joint=joint, biases=biases)
 

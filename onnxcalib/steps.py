@@ -249,6 +249,13 @@ def train_jointly(job: Job, trained: Trained, memo: Memo = FORGETFUL) -> Network
     return replace(last, before=found.before)
 
 
+def better_of(job: Job, trained: Trained, joint: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:
+    """The settled plan to go on with, by joint training or by layers, and both told by what they gave."""
+    if joint.obstacle is None and (trained.is_general or joint.after < trained.after):
+        return joint.plan, trained if trained.is_general else trained.set_aside, joint
+    return settled(job, trained.plan), trained, replace(joint, before=trained.after, after=trained.after)
+
+
 def tune_biases(job: Job, plan: QuantPlan, memo: Memo = FORGETFUL) -> NetworkTuned:
     """Bias tuning on most of the samples, judged on the others."""
     return _through_network(job, plan, BIASES, memo)

@@ -206,9 +206,9 @@ def ablation(case: Case, folder: Path) -> None:
         plan = record_settled("+ BN tuning", job, steps.tune_batch_norm(job, plan).plan)
         trained = steps.train_in_turn(job, plan)
         record_settled("+ sequential AdaQuant", job, trained.plan)
-        joint = steps.train_jointly(job, trained)
-        record("+ joint AdaQuant", job, joint.plan)
-        record("+ bias tuning", job, steps.tune_biases(job, joint.plan).plan)
+        plan, *_ = steps.better_of(job, trained, steps.train_jointly(job, trained))
+        record("+ joint AdaQuant", job, plan)
+        record("+ bias tuning", job, steps.tune_biases(job, plan).plan)
 
     def in_parallel(job: Any, candidates: Any) -> Any:
         began = time.process_time(), time.perf_counter()
