@@ -235,11 +235,11 @@ def trains_jointly(recipe: Recipe) -> bool:
 def train_jointly(job: Job, trained: Trained, memo: Memo = FORGETFUL) -> NetworkTuned:
     """All layers at once towards the float model's outputs, on most of the samples, judged on the others.
 
-    Ensures a settled plan, unless something has no gradient: the last tenth of the steps trains biases on its scales.
+    Ensures a settled plan, unless something has no gradient: the last quarter of the steps trains on its scales.
     """
-    whole = JOINT.steps + SETTLED.steps
-    share = 1.0 if job.recipe.steps is None else JOINT_STEPS * job.recipe.steps / whole
-    first_part, last_part = (replace(it, steps=max(round(share * it.steps), 1)) for it in (JOINT, SETTLED))
+    share = 1.0 if job.recipe.steps is None else JOINT_STEPS * job.recipe.steps / (JOINT.steps + SETTLED.steps)
+    early, late = (max(round(share * it.steps), 1) for it in (JOINT, SETTLED))
+    first_part, last_part = replace(JOINT, steps=early, after=late), replace(SETTLED, steps=late, before=early)
     if trained.is_general:
         first_part = replace(first_part, pull=PULL)
     found = _through_network(job, trained.further, first_part, memo)

@@ -50,8 +50,6 @@ BATCH = 8
 PIECE_BYTES = 40 * 10**6
 CHECKS = 10
 PULL = 0.6  # for plans that were trained by layers, which leaves many weights at the edge of two codes
-SETTLE = 0.02  # of the way to its code that a weight goes with every step at the end, and nothing at first
-SETTLE_WHOLE = 3.0  # the same of all steps together, so that long training is not over early
 # Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
 HINT_SHARE = 3.0
 
@@ -63,6 +61,8 @@ class Schedule:
     stage: str
     steps: int
     bias: float  # in deviations of the layer's output
+    before: int = 0  # steps that others take of the same falling rates, before these
+    after: int = 0  # and after
     weight: float | None = None  # in steps of the grid
     scale: float | None = None  # in shares of the scale
     hints: int = 0  # inner tensors that are imitated too, at most
@@ -71,9 +71,9 @@ class Schedule:
 
 
 BIASES = Schedule("bias tuning", steps=200, bias=3e-3, patience=3)
-JOINT = Schedule("joint AdaQuant", steps=720, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
-# On the scales that are written, which may not move any more; so close to its code no weight would change it.
-SETTLED = Schedule("joint AdaQuant, scales settled", steps=80, bias=1.5e-3, hints=16)
+JOINT = Schedule("joint AdaQuant", steps=600, after=200, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
+# On the scales that are written, which may not move any more.
+SETTLED = replace(JOINT, stage="joint AdaQuant, scales settled", steps=200, before=600, after=0, scale=None)
 
 
 @dataclass(frozen=True)
@@ -187,25 +187,10 @@ class _Training:
     def step(self, number: int) -> None:
         """One step on a batch."""
         feeds = list(itertools.islice(self.feeds, self.pieces))
-        steps = self.tuner.schedule.steps
-        rate = cosine(number, steps)
+        schedule = self.tuner.schedule
+        rate = cosine(schedule.before + number, schedule.before + schedule.steps + schedule.after)
         self.hinted = {HINTED: np.asarray(HINT_SHARE * (1 + rate) / 2, np.float32)} if self.hints else {}
         self.adam.step(self.gradients.run(feeds, self._with_truth), rate)
-        self._settle(min(SETTLE, SETTLE_WHOLE / steps) * (1 - rate))
-
-    def _settle(self, share: float) -> None:
-        """Draws weights to their codes: at the edge of two they would jump to and fro until the last step."""
-        parameters = self.gradients.parameters
-        for layer in self.tuner.layers:
-            weight = parameters.get(weight_name(layer))
-            if weight is None:
-                continue
-            grid = self.start.layers[layer.name].grid
-            scale = parameters.get(weight_scale_name(layer), np.ones((), np.float32))
-            step = along(scale, grid.axis if scale.ndim else None, weight.ndim)
-            low, high = (along(bound - grid.zero_point, grid.axis, weight.ndim) for bound in (grid.low, grid.high))
-            codes = np.clip(np.rint(weight / step), low, high)
-            weight -= np.float32(share) * (weight - codes * step)
 
     @property
     def state(self) -> dict[str, Any]:
