@@ -37,12 +37,13 @@ import numpy as np
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
 from onnxcalib.job import read_prepared
-from onnxcalib.recipe import Engine, LayerOptimizer, parse_bits
+from onnxcalib.recipe import Engine, LayerOptimizer, Training, parse_bits
 from onnxcalib.targets import find_target
 
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 STD = np.array([0.229, 0.224, 0.225], np.float32)
 LIGHT = Pipeline.LIGHT
+UNSAFE = str.maketrans(" ,'", "___")  # in names of files
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def report(case: Case, rows: dict[str, Path]) -> None:
 
 def quantized(case: Case, folder: Path, name: str, recipe: Recipe) -> Path:
     """Quantizes, and says what the stages found."""
-    path = folder / f"{case.name}_{name.replace(' ', '_').replace(',', '_')}.onnx"
+    path = folder / f"{case.name}_{name.translate(UNSAFE)}.onnx"
     result = onnxcalib.quantize(case.model, case.calibration, recipe, output=path)
     if result.assigned is not None:
         assigned = result.assigned
@@ -194,7 +195,7 @@ def ablation(case: Case, folder: Path) -> None:
 
     def record(name: str, job: Any, plan: Any) -> None:
         label = f"{','.join(map(str, job.recipe.bits))} {name}"
-        path = folder / f"{case.name}_ablation_{label.replace(' ', '_').replace(',', '_')}.onnx"
+        path = folder / f"{case.name}_ablation_{label.translate(UNSAFE)}.onnx"
         onnxcalib.write_model(job.write(plan), path)
         report(case, {label: path})
 
@@ -224,8 +225,7 @@ def ablation(case: Case, folder: Path) -> None:
         statistics = calibrate(job.model, job.places, job.data, job.progress)
         rounded, chosen = steps.fixed_candidates(job, statistics), steps.fixed_precisions(job)
         plan = record_settled(name, job, rounded.stitch(chosen))
-    record_settled("+ parallel AdaQuant", job, in_parallel(job, rounded).stitch(chosen))
-    record_settled("+ sequential AdaQuant alone", job, steps.train_in_turn(job, plan).plan)
+    record_settled("parallel AdaQuant alone", job, in_parallel(job, rounded).stitch(chosen))
     rest(job, plan)
     recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15, steps=case.steps)
     job = _equal(start(case.model, case.calibration, recipe).jobs[0])
@@ -257,6 +257,7 @@ def advanced(case: Case, folder: Path) -> None:
         recipes["w4a4,w8a8 at 0.15"] = replace(start, bits=parse_bits("w4a4,w8a8"), compression=0.15)
     else:
         recipes["w4a4 paper target"] = replace(recipes["w4a4"], target="paper")
+        recipes["w4a4 paper's training"] = replace(recipes["w4a4"], training=Training.PAPER)
         recipes["w4a4 standard engine"] = replace(recipes["w4a4"], engine=Engine.STANDARD)
         for bits in ("w3a3", "w2a4"):
             recipes[bits] = replace(start, bits=parse_bits(bits), edge_bits=8)
