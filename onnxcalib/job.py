@@ -110,6 +110,8 @@ def start(
     prepared = read_prepared(model, target, {precision.weight for precision in asked}, blocks=blocks)
     graphs = _graphs(prepared)
     listed = _merged(graphs)
+    if recipe.weight_only:
+        listed = _fit_for_weights_alone(listed, target)
     if not listed.layers:
         kinds = sorted({f"{node.op} ({node.reason})" for node in listed.float_nodes})
         raise ModelError(
@@ -175,11 +177,21 @@ def _merged(graphs: Sequence[_Graph]) -> LayerList:
     )
 
 
+def _fit_for_weights_alone(listed: LayerList, target: Target) -> LayerList:
+    """Layers whose op the target does not take with a float input stay float, and say so."""
+    reason = f"target {target.name} quantizes weights alone of {' and '.join(target.weight_only_ops)} only"
+    others = [layer for layer in listed.layers if layer.op not in target.weight_only_ops]
+    return _left_float(listed, others, reason)
+
+
+def _left_float(listed: LayerList, layers: Sequence[Layer], reason: str) -> LayerList:
+    floats = tuple(FloatNode(layer.name, layer.op, reason) for layer in layers)
+    kept = tuple(layer for layer in listed.layers if all(layer is not other for other in layers))
+    return replace(listed, layers=kept, float_nodes=(*listed.float_nodes, *floats))
+
+
 def _without_untaken(listed: LayerList, chosen: set[str], jobs: Sequence[Job]) -> LayerList:
     """Layers of branches that the data never takes stay float, and say so."""
     taken = {layer.name for job in jobs for layer in job.layers}
     untaken = [layer for layer in listed.layers if layer.name in chosen and layer.name not in taken]
-    reason = "its branch is never taken on the calibration data"
-    floats = tuple(FloatNode(layer.name, layer.op, reason) for layer in untaken)
-    kept = tuple(layer for layer in listed.layers if all(layer is not other for other in untaken))
-    return replace(listed, layers=kept, float_nodes=(*listed.float_nodes, *floats))
+    return _left_float(listed, untaken, "its branch is never taken on the calibration data")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,16 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from models import build, conv_net, feed_for, initializer, normal, op_types, run, session_of, transformer_block
-from onnxcalib import Pipeline, Precision, Recipe, quantize
+from onnxcalib import Pipeline, Precision, RangeMethod, Recipe, quantize
+from onnxcalib.checks.check import check_model, matters
 from onnxcalib.errors import RecipeError
 from onnxcalib.numerics.grid import GridKind, dequantize
 from onnxcalib.numerics.grid import quantize as codes_of
 from onnxcalib.numerics.ranges import blocked_grid
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import FLOAT_BITS, parse_bits
+from onnxcalib.targets import NAMES, find_target
+from onnxcalib.targets.target import Blocks
 
 NEWEST = tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 30)
 OFF = {"graph_optimization_level": ort.GraphOptimizationLevel.ORT_DISABLE_ALL}
@@ -179,12 +184,46 @@ def test_what_makes_no_sense_is_refused(settings: dict, sentence: str) -> None:
         ({"bits": (W4,), "target": "rknn"}, "target rknn has no use for quantized weights under float activations."),
         ({"bits": (W4,), "target": "ort-compat"}, "target ort-compat does not allow 4 weight bits (--bits w4)."),
         ({"bits": (W8,), "target": "ort-compat", "block_size": 32}, "--block-size needs opset 21"),
+        ({"bits": (W4,), "target": "tensorrt"}, "target tensorrt takes four-bit weights alone in blocks only."),
+        ({"bits": (W4,), "target": "openvino"}, "target openvino does not allow 4 weight bits (--bits w4)."),
+        ({"bits": (W8,), "target": "openvino", "block_size": 32}, "target openvino does not take --block-size."),
+        ({"bits": (W8,), "edge_bits": 4, "target": "tensorrt"}, "target tensorrt takes four-bit weights alone in"),
     ],
 )
 def test_a_target_says_what_it_does_not_take(settings: dict, sentence: str) -> None:
     with pytest.raises(RecipeError) as error:
         quantize(mlp(), feed_for(mlp()), Recipe(**settings))
     assert sentence in str(error.value)
+
+
+def test_a_target_without_weight_only_convolutions_leaves_them_float() -> None:
+    model = conv_net()
+    result = quantize(model, feed_for(model), Recipe(bits=(W4,), target="tensorrt", block_size=16))
+    assert list(result.plan.layers) == ["fc"]
+    reasons = {node.reason for node in result.layers.float_nodes if node.op == "Conv"}
+    assert reasons == {"target tensorrt quantizes weights alone of Gemm and MatMul only"}
+
+
+@pytest.mark.parametrize("target", [name for name in NAMES if find_target(name).weight_only_bits])
+@pytest.mark.parametrize("builder", [mlp, conv_net, transformer_block])
+def test_our_own_output_passes_the_targets_check(builder: Callable[[], onnx.ModelProto], target: str) -> None:
+    model, aim = builder(), find_target(target)
+    for bits, block in itertools.product(aim.weight_only_bits, (None, 16)):
+        if aim.weight_only_blocks is (Blocks.NONE if block else Blocks.NEEDED) and (block or bits == 4):
+            continue
+        recipe = Recipe(bits=(Precision(bits, FLOAT_BITS),), target=target, block_size=block, ranges=RangeMethod.MINMAX)
+        found = check_model(quantize(model, feed_for(model), recipe).model, aim)
+        # Convolutions that such a target leaves float are said to be float, and nothing else is.
+        assert not matters([it for it in found if it.op in aim.weight_only_ops or it.rule != "float-layer"]), found
+
+
+def test_the_newest_runtime_dequantizes_weights_of_convolutions_in_every_run(tmp_path: Path) -> None:
+    model = quantize(conv_net(), feed_for(conv_net()), Recipe(bits=(W8,))).model
+    slow = [it.node for it in check_model(model, find_target("ort")) if it.rule == "weight-only-conv"]
+    assert slow == [node.name for node in model.graph.node if node.op_type == "Conv"]
+    session_of(model, optimized_model_filepath=str(tmp_path / "optimised.onnx"))
+    ops = Counter(op_types(onnx.load(tmp_path / "optimised.onnx")))
+    assert ops["DequantizeLinear"] >= len(slow)
 
 
 def test_blocks_need_a_matrix() -> None:

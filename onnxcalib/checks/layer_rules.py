@@ -26,6 +26,8 @@ def weights(view: View) -> Iterator[tuple[LayerView, Quantizer]]:
 @rule("float-layer")
 def _float_layer(scene: Scene) -> Hits:
     for layer in scene.view.layers:
+        if layer.weight is not None and scene.takes_alone(layer.weight):
+            continue
         missing = [word for word, found in (("input", layer.activation), ("weight", layer.weight)) if found is None]
         if not layer.weight_is_constant:
             continue
@@ -73,7 +75,7 @@ def _per_channel_weight(scene: Scene) -> Hits:
 @rule("missing-zero-point")
 def _missing_zero_point(scene: Scene) -> Hits:
     for layer, weight in weights(scene.view):
-        if not weight.has_zero and layer.node.op_type in ("Gemm", "MatMul"):
+        if not weight.has_zero and not scene.takes_alone(weight) and layer.node.op_type in ("Gemm", "MatMul"):
             yield layer.node, "its weight is dequantized without a zero point"
 
 
@@ -155,9 +157,25 @@ def _float_shortcut(scene: Scene) -> Hits:
             yield node, f"'{others[0]}' is not quantized"
 
 
+@rule("weight-only-conv")
+def _weight_only_conv(scene: Scene) -> Hits:
+    for layer, weight in weights(scene.view):
+        if scene.takes_alone(weight) and layer.node.op_type in ("Conv", "ConvTranspose"):
+            yield layer.node, f"its weight is {weight.type}, its input float"
+
+
+@rule("unblocked-weight")
+def _unblocked_weight(scene: Scene) -> Hits:
+    for layer, weight in weights(scene.view):
+        if scene.takes_alone(weight) and weight.type == "s4" and not weight.block:
+            yield layer.node, f"its s4 weight has {weight.channels} scales and no blocks"
+
+
 def _weights_of_type(wanted: str) -> None:
     def finder(scene: Scene) -> Hits:
         for layer, weight in weights(scene.view):
+            if scene.takes_alone(weight):
+                continue
             if weight.type is not None and WEIGHT_TYPES.get(weight.type, "other") == wanted:
                 yield layer.node, f"its weight is {weight.type}"
 

@@ -61,7 +61,8 @@ def _scale_length(scene: Scene) -> Hits:
 
 @rule("blocked-scales")
 def _blocked_scales(scene: Scene) -> Hits:
-    return ((it.node, f"blocks of {it.block}") for it in scene.view.quantizers.values() if it.block)
+    blocked = (it for it in scene.view.quantizers.values() if it.block and not scene.takes_alone(it))
+    return ((it.node, f"blocks of {it.block}") for it in blocked)
 
 
 @rule("dangling-quantize")

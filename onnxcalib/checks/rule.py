@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxcalib.checks.view import View
+from onnxcalib.checks.view import Quantizer, View
 from onnxcalib.targets import Target
 
 Hits = Iterable[tuple[onnx.NodeProto | None, str]]  # the node, None for the whole file, and what is special about it
@@ -20,6 +20,11 @@ class Scene:
     model: onnx.ModelProto
     view: View
     target: Target
+
+    def takes_alone(self, weight: Quantizer) -> bool:
+        """Whether a weight is quantized alone, at a width that the target takes."""
+        bits = {"s4": 4, "s8": 8}.get(weight.type or "")
+        return weight.constant and self.view.weight_only and bits in self.target.weight_only_bits
 
 
 Finder = Callable[[Scene], Hits]

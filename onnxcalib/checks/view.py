@@ -139,6 +139,11 @@ class View:
         ]
         return [self._layer(node) for node in nodes]
 
+    @cached_property
+    def weight_only(self) -> bool:
+        """Whether layers have quantized weights and none a quantized input."""
+        return any(it.weight for it in self.layers) and not any(it.activation for it in self.layers)
+
     def element_type(self, name: str) -> int | None:
         """The type of a tensor of codes, as far as the graph says it."""
         tensor, node = self.initializer(name), self.maker(name)

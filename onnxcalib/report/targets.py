@@ -72,6 +72,7 @@ def constraints(target: Target) -> list[tuple[str, str]]:
         ("weights.type", f"{_type(target.signed_weights)}, {_symmetry(target.symmetric_weights)}, {channels}"),
         ("weights.bits", widths(target.weight_bits)),
         ("weights.storage", target.storage),
+        ("weights.weight_only_bits", _weights_alone(target)),
         ("bias.type", target.bias),
         ("scales.power_of_two", _yes(target.power_of_two)),
         ("scales.tie_free", _yes(target.tie_free)),
@@ -82,6 +83,13 @@ def constraints(target: Target) -> list[tuple[str, str]]:
         ("graph.opset", f"{target.oldest_opset} to {target.newest_opset}, {target.opset_limit} at most"),
         ("graph.newest_ir", str(target.newest_ir)),
     ]
+
+
+def _weights_alone(target: Target) -> str:
+    if not target.weight_only_bits:
+        return "none"
+    ops = ", ".join(target.weight_only_ops) if len(target.weight_only_ops) < 4 else "all layers"
+    return f"{widths(target.weight_only_bits)} ({ops}; blocks {target.weight_only_blocks})"
 
 
 def _type(signed: bool) -> str:

@@ -12,7 +12,7 @@ from onnxcalib.stages.mixed import add_cost_tables, limits_of, pins_of
 from onnxcalib.stages.rounding import Menu
 from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
 from onnxcalib.targets import Target
-from onnxcalib.targets.target import BLOCK_OPSET, widths
+from onnxcalib.targets.target import BLOCK_OPSET, Blocks, widths
 
 
 def menus_of(layers: Sequence[Layer], recipe: Recipe) -> Menu:
@@ -54,11 +54,18 @@ def _check_weight_only(recipe: Recipe, target: Target) -> None:
         raise RecipeError(
             f"target {target.name} has no use for quantized weights under float activations.", "Give --bits 8 or w4a8."
         )
+    asked = {precision.weight for precision in recipe.bits} | {recipe.edge_bits}
+    if target.weight_only_blocks is Blocks.NEEDED and recipe.block_size is None and 4 in asked:
+        raise RecipeError(
+            f"target {target.name} takes four-bit weights alone in blocks only.", "Give --block-size, such as 128."
+        )
     if recipe.block_size is not None and target.opset_limit < BLOCK_OPSET:
         raise RecipeError(
             f"--block-size needs opset {BLOCK_OPSET}, and target {target.name} reads {target.opset_limit} at most.",
             "Leave it out.",
         )
+    if recipe.block_size is not None and target.weight_only_blocks is Blocks.NONE:
+        raise RecipeError(f"target {target.name} does not take --block-size.", "Leave it out.")
 
 
 def check_wishes(recipe: Recipe, layers: Sequence[Layer], menus: Menu) -> None:

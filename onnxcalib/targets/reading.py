@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxcalib.errors import RecipeError, near
-from onnxcalib.targets.target import Bias, Format, Narrow, Placement, Severity, Storage, Target, Verdict
+from onnxcalib.targets.target import Bias, Blocks, Format, Narrow, Placement, Severity, Storage, Target, Verdict
 
 LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ACTIVATION_TYPES = {
@@ -117,6 +117,8 @@ KEYS: Mapping[str, _Key] = {
     "weights.per_channel": _per_channel(),
     "weights.bits": _bits("weight_bits"),
     "weights.weight_only_bits": _bits("weight_only_bits", (4, 8), "4 and 8", empty=True),
+    "weights.weight_only_ops": _words("weight_only_ops", LAYER_OPS),
+    "weights.weight_only_blocks": _enum("weight_only_blocks", Blocks),
     "weights.storage": _enum("storage", Storage),
     "bias.type": _enum("bias", Bias),
     "bias.ops": _words("bias_ops", LAYER_OPS[:3]),

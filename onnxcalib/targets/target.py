@@ -44,6 +44,14 @@ class Narrow(enum.StrEnum):
     CLIP_VALUES = "clip-values"  # a Clip on the floats, before the quantizer
 
 
+class Blocks(enum.StrEnum):
+    """Whether weights under float activations may have a scale for each block of their sums."""
+
+    OPTIONAL = "optional"
+    NEEDED = "needed"  # at four bits
+    NONE = "none"
+
+
 class Format(enum.StrEnum):
     """The nodes that quantize."""
 
@@ -103,6 +111,8 @@ class Target:
     fixed_shapes: bool = False  # a free batch is written as one
     shared_constants: bool = True  # equal constants are stored once
     weight_only_bits: tuple[int, ...] = ()  # of weights under float activations
+    weight_only_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    weight_only_blocks: Blocks = Blocks.OPTIONAL
     float_activations: bool = False  # nothing but weights is quantized
     oldest_opset: int = 13  # per-channel QuantizeLinear
     newest_opset: int = 21  # newer models are taken back to it where their nodes allow
