@@ -49,7 +49,7 @@ RANGE_SAMPLES = 256
 RANGE_MARGIN = 0.9
 JOINT_STEPS = 8  # for each step of a layer that is asked for
 # Training by layers that leaves more than this of the held-out loss has learned the other samples by heart.
-GENERAL = 0.8
+GENERAL = 0.7
 RANGE_CANDIDATES = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTILE)
 
 
@@ -235,7 +235,8 @@ def trains_jointly(recipe: Recipe) -> bool:
 def train_jointly(job: Job, trained: Trained, memo: Memo = FORGETFUL) -> NetworkTuned:
     """All layers at once towards the float model's outputs, on most of the samples, judged on the others.
 
-    Ensures a settled plan, unless something has no gradient: the last quarter of the steps trains on its scales.
+    Ensures a settled plan, unless something has no gradient: the last quarter of the steps trains on its scales. It may
+    be worse than the start.
     """
     share = 1.0 if job.recipe.steps is None else JOINT_STEPS * job.recipe.steps / (JOINT.steps + SETTLED.steps)
     early, late = (max(round(share * it.steps), 1) for it in (JOINT, SETTLED))
@@ -251,7 +252,7 @@ def train_jointly(job: Job, trained: Trained, memo: Memo = FORGETFUL) -> Network
 
 def better_of(job: Job, trained: Trained, joint: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:
     """The settled plan to go on with, by joint training or by layers, and both told by what they gave."""
-    if joint.obstacle is None and (trained.is_general or joint.after < trained.after):
+    if joint.obstacle is None and joint.after < trained.after:
         return joint.plan, trained if trained.is_general else trained.set_aside, joint
     return settled(job, trained.plan), trained, replace(joint, before=trained.after, after=trained.after)
 

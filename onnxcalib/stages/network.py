@@ -67,11 +67,12 @@ class Schedule:
     scale: float | None = None  # in shares of the scale
     hints: int = 0  # inner tensors that are imitated too, at most
     pull: float = 1.0  # how far from its code a weight begins, of as far as it was
+    last: bool = False  # the last state is taken: of many checks on few samples the best is one of luck
     patience: int | None = None  # checks without a gain after which it ends; None: at first the loss often rises
 
 
 BIASES = Schedule("bias tuning", steps=200, bias=3e-3, patience=3)
-JOINT = Schedule("joint AdaQuant", steps=600, after=200, bias=3e-3, weight=2e-3, scale=3e-4, hints=16)
+JOINT = Schedule("joint AdaQuant", steps=600, after=200, bias=3e-3, weight=2e-3, scale=3e-4, hints=16, last=True)
 # On the scales that are written, which may not move any more.
 SETTLED = replace(JOINT, stage="joint AdaQuant, scales settled", steps=200, before=600, after=0, scale=None)
 
@@ -102,7 +103,7 @@ class NetworkTuner:
     strict: bool = False
 
     def tune(self, plan: QuantPlan, progress: Progress, memo: Memo = FORGETFUL) -> NetworkTuned:
-        """The held-out samples choose among the start and the states on the way, and when to stop."""
+        """The held-out samples choose among the start and the states on the way, unless the last is to be taken."""
         before, schedule = self._loss(plan), self.schedule
         if not self.teacher.heads or not (schedule.weight or any(layer.takes_bias for layer in self.layers)):
             return NetworkTuned(plan, before, before)
@@ -120,12 +121,12 @@ class NetworkTuner:
             done += 1
             training.step(done)
             progress(schedule.stage, done, schedule.steps)
-            if done % max(schedule.steps // CHECKS, 1):
+            if done % max(schedule.steps // CHECKS, 1) and done < schedule.steps:
                 continue
             trial = training.plan()
             loss = self._loss(trial)
             vain += 1
-            if loss < least:
+            if schedule.last or loss < least:
                 best, least, vain = trial, loss, 0
             memo.put(schedule.stage, {"done": done, "least": least, "best": best, "vain": vain, **training.state})
         if done < schedule.steps:

@@ -26,7 +26,7 @@ from onnxcalib.stages import network
 from onnxcalib.stages.network import BIASES, JOINT, NetworkTuned, NetworkTuner, Schedule, _Training
 from onnxcalib.stages.rounding import BIAS_STEPS
 from onnxcalib.stages.teacher import Teacher
-from onnxcalib.steps import parted
+from onnxcalib.steps import Trained, better_of, parted
 
 SAMPLES = 40
 TARGETS = ["ort", "paper"]
@@ -114,7 +114,7 @@ def test_the_held_out_loss_falls_and_only_biases_move(builder: Callable[[], onnx
 def test_the_plan_stays_where_nothing_helps(schedule: Schedule) -> None:
     job = job_for(conv_net())
     plan = plan_of(job)
-    found = tuned(job, plan, schedule=replace(schedule, bias=1e6))  # every step lands far away
+    found = tuned(job, plan, schedule=replace(schedule, bias=1e6, last=False))  # every step lands far away
     assert found.plan is plan
     assert found.before == found.after == pytest.approx(held_out_loss(job, plan), rel=1e-4)
 
@@ -299,6 +299,33 @@ def test_all_layers_train_together(builder: Callable[[], onnx.ModelProto], targe
     assert any((found.plan.layers[name].codes != params.codes).any() for name, params in plan.layers.items())
     assert any(found.plan.inputs[name].scale != grid.scale for name, grid in plan.inputs.items())
     assert found.plan.carried is plan.carried
+
+
+@pytest.mark.parametrize("steps", [7, 23, 40])
+def test_the_last_state_is_taken_whatever_its_loss_and_told_as_it_is(steps: int) -> None:
+    job = job_for(conv_net())
+    plan = plan_of(job)
+    schedule = replace(QUICK_JOINT, steps=steps, bias=1e3)
+    found = tuned(job, plan, schedule=schedule)
+    assert found.after > found.before
+    assert found.after == pytest.approx(held_out_loss(job, found.plan), rel=1e-4)
+    training = _Training(tuner_of(job, schedule=schedule), plan)
+    for step in range(1, steps + 1):
+        training.step(step)
+    for name, params in training.plan().layers.items():
+        np.testing.assert_array_equal(found.plan.layers[name].codes, params.codes)
+
+
+@pytest.mark.parametrize(("after", "joint_wins"), [(0.5, False), (0.2, True)])
+def test_training_together_is_taken_where_it_beats_training_in_turn(after: float, joint_wins: bool) -> None:
+    job = job_for(conv_net())
+    start_plan, in_turn, together = plan_of(job), shifted(plan_of(job)), shifted(plan_of(job), 0.1)
+    for before in (1.0, 0.45):  # what was learned in turn is general, or not
+        trained = Trained(start_plan, in_turn, before, 0.4)
+        taken, told, joint = better_of(job, trained, NetworkTuned(together, 0.4, after))
+        assert (taken is together) == joint_wins
+        assert joint.after == min(after, 0.4)
+        assert told.after == (before if joint_wins and not trained.is_general else 0.4)
 
 
 def test_rates_fall_on_where_the_steps_before_left_them() -> None:
