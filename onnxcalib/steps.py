@@ -44,7 +44,7 @@ from onnxcalib.stages.ties import without_ties
 from onnxcalib.stages.unseen import scores
 from onnxcalib.stages.wishes import menus_of
 
-HELD_OUT = 64
+HELD_OUT = 128
 RANGE_SAMPLES = 256
 RANGE_MARGIN = 0.9
 JOINT_STEPS = 8  # for each step of a layer that is asked for
