@@ -48,13 +48,14 @@ UNSAFE = str.maketrans(" ,'", "___")  # in names of files
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its calibration and test data as npz files, and how long it trains."""
+    """A model with its calibration and test data as npz files, how long it trains, and which rows are asked for."""
 
     name: str
     model: Path
     calibration: Path
     test: Path
     steps: int | None = None
+    rows: tuple[str, ...] = ()  # parts of their names; none: all
 
 
 def normalized(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -267,7 +268,8 @@ def advanced(case: Case, folder: Path) -> None:
 
     # Row by row: this takes hours, and what is printed is not lost.
     def measure(given: Case, label: str, recipe: Recipe) -> None:
-        report(case, {label: quantized(given, folder, label, recipe)})
+        if not case.rows or any(text in label for text in case.rows):
+            report(case, {label: quantized(given, folder, label, recipe)})
 
     for name, each in recipes.items():
         measure(case, f"advanced {name}", each)
@@ -384,12 +386,16 @@ def main() -> None:
     parser.add_argument("part", choices=parts)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / f"onnxcalib_benchmark_{os.getuid()}")
     parser.add_argument("--steps", type=int, help="Steps of training, for the parts ablation-* and advanced-*.")
+    parser.add_argument("--row", action="append", default=[], help="Only rows of advanced-* whose name has this text.")
     given = parser.parse_args()
+    if given.row and not given.part.startswith("advanced"):
+        parser.error(f"--row has no effect on {given.part}")
     if given.steps is not None and not given.part.startswith(("ablation", "advanced")):
         parser.error(f"--steps has no effect on {given.part}: nothing trains there")
     given.work.mkdir(parents=True, exist_ok=True)
     cases = prepare(given.zoo, given.work)
-    return parts[given.part]({name: replace(case, steps=given.steps) for name, case in cases.items()}, given.work)
+    asked = {"steps": given.steps, "rows": tuple(given.row)}
+    return parts[given.part]({name: replace(case, **asked) for name, case in cases.items()}, given.work)
 
 
 if __name__ == "__main__":
