@@ -49,7 +49,7 @@ RANGE_SAMPLES = 256
 RANGE_MARGIN = 0.9
 JOINT_STEPS = 8  # for each step of a layer that is asked for
 # Training by layers that leaves more than this of the held-out loss has learned the other samples by heart.
-GENERAL = 0.7
+GENERAL = 0.8
 RANGE_CANDIDATES = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTILE)
 
 
