@@ -26,7 +26,7 @@ from onnxcalib.stages import network
 from onnxcalib.stages.network import BIASES, JOINT, NetworkTuned, NetworkTuner, Schedule, _Training
 from onnxcalib.stages.rounding import BIAS_STEPS
 from onnxcalib.stages.teacher import Teacher
-from onnxcalib.steps import Trained, better_of, parted
+from onnxcalib.steps import parted
 
 SAMPLES = 40
 TARGETS = ["ort", "paper"]
@@ -314,18 +314,6 @@ def test_the_last_state_is_taken_whatever_its_loss_and_told_as_it_is(steps: int)
         training.step(step)
     for name, params in training.plan().layers.items():
         np.testing.assert_array_equal(found.plan.layers[name].codes, params.codes)
-
-
-@pytest.mark.parametrize(("after", "joint_wins"), [(0.5, False), (0.2, True)])
-def test_training_together_is_taken_where_it_beats_training_in_turn(after: float, joint_wins: bool) -> None:
-    job = job_for(conv_net())
-    start_plan, in_turn, together = plan_of(job), shifted(plan_of(job)), shifted(plan_of(job), 0.1)
-    for before in (1.0, 0.45):  # what was learned in turn is general, or not
-        trained = Trained(start_plan, in_turn, before, 0.4)
-        taken, told, joint = better_of(job, trained, NetworkTuned(together, 0.4, after))
-        assert (taken is together) == joint_wins
-        assert joint.after == min(after, 0.4)
-        assert told.after == (before if joint_wins and not trained.is_general else 0.4)
 
 
 def test_rates_fall_on_where_the_steps_before_left_them() -> None:
