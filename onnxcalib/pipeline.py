@@ -195,6 +195,7 @@ def _advanced(job: Job) -> Outcome:
         plan, trained, joint = better_of(job, trained, joint)
     else:
         plan, joint = settled(job, trained.plan), None
+    # Biases are tuned on the scales that are written.
     biases = job.kept("biases", (plan,), lambda memo: tune_biases(job, plan, memo))
     return replace(found, plan=biases.plan, tuned=tuned, trained=trained, joint=joint, biases=biases)
 
