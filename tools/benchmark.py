@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from step_cost import step
 
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
@@ -281,59 +282,6 @@ def advanced(case: Case, folder: Path) -> None:
             rounded = Recipe(bits=parse_bits("w4a4"), edge_bits=8)
             measure(few, f"plain w4a4, {count} images", rounded)
             measure(few, f"advanced w4a4, {count} images", recipes["w4a4"])
-
-
-def step(_cases: dict[str, Case], folder: Path) -> None:
-    """A training step of a 3x3 convolution, in forward passes of the same layer; both in one run, several times."""
-    import onnxruntime as ort
-    from onnx import TensorProto, helper
-
-    from onnxcalib.job import start
-    from onnxcalib.stages.adaquant import PAPER, STANDARD, LayerTraining
-    from onnxcalib.stages.capture import capture
-    from onnxcalib.steps import candidates_of, layerwise
-
-    for channels, size in ((64, 56), (256, 14)):
-        rng = np.random.default_rng(0)
-        weight = (rng.standard_normal((channels, channels, 3, 3)) / np.sqrt(9 * channels)).astype(np.float32)
-        shape = ["n", channels, size, size]
-        value = helper.make_tensor_value_info
-        nodes = [
-            helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", ["c"], ["y"], "relu"),
-        ]
-        constants = [
-            helper.make_tensor("w", TensorProto.FLOAT, weight.shape, weight.tobytes(), raw=True),
-            helper.make_tensor("b", TensorProto.FLOAT, [channels], np.zeros(channels, np.float32).tobytes(), raw=True),
-        ]
-        graph = helper.make_graph(
-            nodes, "g", [value("x", TensorProto.FLOAT, shape)], [value("y", TensorProto.FLOAT, shape)], constants
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        images = np.maximum(rng.standard_normal((48, channels, size, size)), 0).astype(np.float32)
-        job = start(model, {"x": images}, Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a8"))).jobs[0]
-        candidates, layer = candidates_of(job), job.layers[0]
-        spilled = capture(job.model.proto, ["x", "y"], job.data, folder)
-        precision = job.recipe.bits[0]
-        params, grid = candidates.layers[layer.name][precision], candidates.inputs["x"][8]
-        problem = layerwise(job).problem(layer, precision, params, grid)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = ort.InferenceSession(job.model.proto.SerializeToString(), options, ["CPUExecutionProvider"])
-        for engine, schedule in itertools.product((Engine.AUTO, Engine.STANDARD), (STANDARD, PAPER)):
-            training = LayerTraining(problem, spilled["x"], spilled["y"], schedule, engine, 1)
-            batch = images[: min(training.batch, len(training.train))]
-            ratios = []
-            for number in range(1, 8):
-                began = time.process_time()
-                session.run(None, {"x": batch})
-                middle = time.process_time()
-                training.step(rng, number)
-                ratios.append((time.process_time() - middle) / (middle - began))
-            print(
-                f"conv {channels} 3x3 on {size}x{size}, engine {engine}, batch {len(batch)}: "
-                f"a step takes the processor time of {np.median(ratios):.2f} forward passes of the float layer"
-            )
 
 
 def memory(cases: dict[str, Case], folder: Path) -> None:
