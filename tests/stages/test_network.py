@@ -8,40 +8,19 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+from network_training import QUICK, QUICK_JOINT, TARGETS, held_out_loss, job_for, plan_of, tuned, tuner_of
 from onnx import parser
-from single_layers import correlated
 
-from models import branches, build, conv1d, conv_net, conv_transpose, feed_for, normal, run, transformer_block
+from models import branches, build, conv1d, conv_net, conv_transpose, normal, transformer_block
 from onnxcalib.engine.gradients import NoGradientError
 from onnxcalib.errors import ModelError
-from onnxcalib.job import Job, silent, start
-from onnxcalib.model.distillation import bias_name
-from onnxcalib.model.extract import with_outputs
-from onnxcalib.numerics.grid import quantize
-from onnxcalib.numerics.loss import TEMPERATURE, Head
-from onnxcalib.pipeline import candidates_of
+from onnxcalib.job import silent, start
+from onnxcalib.numerics.loss import Head
 from onnxcalib.plan import QuantPlan
-from onnxcalib.recipe import Engine, Pipeline, RangeMethod, Recipe, parse_bits
+from onnxcalib.recipe import Pipeline, RangeMethod, Recipe, parse_bits
 from onnxcalib.stages import network
-from onnxcalib.stages.network import BIASES, JOINT, NetworkTuned, NetworkTuner, Schedule, _Training
+from onnxcalib.stages.network import NetworkTuner, Schedule
 from onnxcalib.stages.rounding import BIAS_STEPS
-from onnxcalib.stages.teacher import Teacher
-from onnxcalib.steps import parted
-
-SAMPLES = 40
-TARGETS = ["ort", "paper"]
-QUICK = replace(BIASES, steps=40, bias=2e-2)  # few large steps
-QUICK_JOINT = replace(JOINT, steps=40, after=0, bias=2e-2, weight=6e-2, scale=3e-3)
-
-
-def job_for(model: onnx.ModelProto, bits: str = "w4a8", target: str = "ort", samples: int = SAMPLES) -> Job:
-    recipe = Recipe(Pipeline.ADVANCED, parse_bits(bits), target=target, ranges=RangeMethod.MINMAX)
-    data = {name: correlated(value, 1) for name, value in feed_for(model, samples).items()}
-    return start(model, data, recipe).jobs[0]
-
-
-def plan_of(job: Job) -> QuantPlan:
-    return candidates_of(job).stitch({layer.name: job.recipe.bits[0] for layer in job.layers})
 
 
 def shifted(plan: QuantPlan, by: float = 0.3) -> QuantPlan:
@@ -51,34 +30,6 @@ def shifted(plan: QuantPlan, by: float = 0.3) -> QuantPlan:
         for name, params in plan.layers.items()
     }
     return replace(plan, layers=layers)
-
-
-def tuner_of(
-    job: Job, engine: Engine = Engine.AUTO, schedule: Schedule = QUICK, *, strict: bool = False
-) -> NetworkTuner:
-    data, held_out = parted(job.data)
-    teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
-    return NetworkTuner(job.model, job.layers, job.target, data, teacher, engine, schedule, strict=strict)
-
-
-def tuned(job: Job, plan: QuantPlan, engine: Engine = Engine.AUTO, schedule: Schedule = QUICK) -> NetworkTuned:
-    return tuner_of(job, engine, schedule).tune(plan, silent)
-
-
-def held_out_loss(job: Job, plan: QuantPlan) -> float:
-    """Of the file, by another road: the divergence of softened logits, or the relative squared error."""
-    feed = next(iter(parted(job.data)[1].batches(1000)))
-    truth, found = run(job.model.proto, feed), run(job.write(plan), feed)
-    total = 0.0
-    for name, head in Teacher(job.model, job.data).heads.items():
-        t, f = truth[name].astype(np.float64), found[name].astype(np.float64)
-        if head is Head.VALUES:
-            total += float(((t - f) ** 2).sum() / (t**2).sum())
-        else:
-            logs = [values / TEMPERATURE for values in (t, f)]
-            logs = [values - np.log(np.exp(values).sum(axis=-1, keepdims=True)) for values in logs]
-            total += float((np.exp(logs[0]) * (logs[0] - logs[1])).sum(axis=-1).mean())
-    return total
 
 
 def assert_only_biases_moved(before: QuantPlan, after: QuantPlan) -> None:
@@ -277,94 +228,6 @@ def test_few_samples_will_do(samples: int) -> None:
 
 
 # All at once.
-
-
-@pytest.mark.parametrize("engine", [Engine.AUTO, Engine.STANDARD])
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("builder", [conv_net, transformer_block, branches])
-def test_all_layers_train_together(builder: Callable[[], onnx.ModelProto], target: str, engine: Engine) -> None:
-    job = job_for(builder(), "w3a4", target)
-    plan = plan_of(job)
-    found = tuned(job, plan, engine, QUICK_JOINT)
-    assert found.obstacle is None
-    assert found.after < found.before
-    assert found.after == pytest.approx(held_out_loss(job, found.plan), rel=1e-4)
-    for layer in job.layers:
-        old, new = plan.layers[layer.name], found.plan.layers[layer.name]
-        assert new.codes.dtype == old.codes.dtype
-        assert new.grid.low <= new.codes.min()
-        assert new.codes.max() <= new.grid.high
-        assert (new.grid.zero_point == old.grid.zero_point).all()
-        np.testing.assert_array_equal(new.codes, quantize(new.weight, new.grid))
-    assert any((found.plan.layers[name].codes != params.codes).any() for name, params in plan.layers.items())
-    assert any(found.plan.inputs[name].scale != grid.scale for name, grid in plan.inputs.items())
-    assert found.plan.carried is plan.carried
-
-
-@pytest.mark.parametrize("steps", [7, 23, 40])
-def test_the_last_state_is_taken_whatever_its_loss_and_told_as_it_is(steps: int) -> None:
-    job = job_for(conv_net())
-    plan = plan_of(job)
-    schedule = replace(QUICK_JOINT, steps=steps, bias=1e3)
-    found = tuned(job, plan, schedule=schedule)
-    assert found.after > found.before
-    assert found.after == pytest.approx(held_out_loss(job, found.plan), rel=1e-4)
-    training = _Training(tuner_of(job, schedule=schedule), plan)
-    for step in range(1, steps + 1):
-        training.step(step)
-    for name, params in training.plan().layers.items():
-        np.testing.assert_array_equal(found.plan.layers[name].codes, params.codes)
-
-
-def test_rates_fall_on_where_the_steps_before_left_them() -> None:
-    job = job_for(conv_net(), "w3a4")
-    plan = plan_of(job)
-
-    def moved(schedule: Schedule) -> float:
-        """How far one step of Adam goes: exactly its rate, whatever the gradient."""
-        training = _Training(tuner_of(job, schedule=schedule), plan)
-        name = bias_name(job.layers[0])
-        start = training.gradients.parameters[name].copy()
-        training.step(1)
-        return float(np.abs(training.gradients.parameters[name] - start).max())
-
-    first, last = replace(JOINT, steps=6, after=2), replace(JOINT, steps=2, before=6, after=0)
-    assert moved(first) == pytest.approx(JOINT.bias, rel=1e-2)
-    assert moved(last) == pytest.approx(JOINT.bias * (1 - np.sqrt(0.5)) / 2, rel=1e-2)
-    assert moved(replace(last, before=0)) == pytest.approx(JOINT.bias, rel=1e-2)
-
-
-def test_the_workers_are_not_to_be_seen_in_the_result() -> None:
-    job = job_for(conv_net(), "w3a4")
-    plan = plan_of(job)
-    schedule = replace(QUICK_JOINT, steps=5)
-    found = [replace(tuner_of(job, schedule=schedule), workers=workers).tune(plan, silent).plan for workers in (1, 3)]
-    for name, params in found[0].layers.items():
-        np.testing.assert_array_equal(params.weight, found[1].layers[name].weight)
-
-
-def test_hints_are_the_smallest_inputs_of_layers_at_borders_of_blocks() -> None:
-    job = job_for(conv_net(), "w3a4")
-    whole = _Training(tuner_of(job, schedule=QUICK_JOINT), plan_of(job)).hints
-    assert whole
-    assert set(whole) <= {layer.input for layer in job.layers[1:]}
-    one = _Training(tuner_of(job, schedule=replace(QUICK_JOINT, hints=1)), plan_of(job)).hints
-    sizes = {
-        name: value.size
-        for name, value in run(with_outputs(job.model.proto, whole), next(iter(job.data.batches(1)))).items()
-    }
-    assert [sizes[name] for name in one] == [min(sizes.values())]
-
-
-def test_scales_that_are_powers_of_two_stay() -> None:
-    job = job_for(conv_net(), "w3a4")
-    job = replace(job, target=replace(job.target, power_of_two=True))
-    plan = plan_of(job)
-    found = tuned(job, plan, schedule=QUICK_JOINT)
-    assert found.after < found.before
-    assert found.plan.inputs is plan.inputs
-    for name, params in plan.layers.items():
-        np.testing.assert_array_equal(found.plan.layers[name].grid.scale, params.grid.scale)
 
 
 # What has no gradient.
