@@ -62,6 +62,14 @@ class Spilled:
                 file.readinto(rows[place].data)
         return rows.reshape(len(chosen) * self.shape[0], *self.shape[1:])
 
+    def on_grid(self, grid: Grid, path: Path) -> Spilled:
+        """The same samples, moved onto a grid, in another file."""
+        moved = Spilled(path)
+        for start in range(0, self.samples, BATCH):
+            chosen = range(start, min(start + BATCH, self.samples))
+            moved.append(fake_quantize(self.read(chosen), grid), len(chosen))
+        return moved
+
     def close(self) -> None:
         """Removes the file."""
         self.path.unlink(missing_ok=True)

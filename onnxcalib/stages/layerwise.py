@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxcalib.data import Dataset, first
 from onnxcalib.engine.gradients import NoGradientError
@@ -34,6 +34,13 @@ SPILL_BYTES = 4 * 2**30
 SAMPLE_BYTES = 32 * 2**20
 
 Key = tuple[str, Precision]
+
+
+class Submitted(NamedTuple):
+    """The jobs of a chunk, and the folder that their tensors lie in."""
+
+    folder: tempfile.TemporaryDirectory[str]
+    jobs: list[tuple[Key, Future[Optimised]]]
 
 
 @dataclass(frozen=True)
@@ -62,22 +69,32 @@ class Layerwise:
         kept = dict(zip(problems, self.memo.found(list(parts.values())), strict=True))
         trained = {key: found.params for key, found in kept.items() if found is not None}
         self._tell("parallel", len(trained), len(problems))
-        sizes = self._bytes_a_sample()
-        both = {layer.name: 2 * sizes[layer.input] + sizes[layer.activated] for layer in self.layers}
-        with ThreadPoolExecutor(self.workers) as pool:
-            for chunk in self._chunks(both):
+        with ThreadPoolExecutor(self.workers) as pool, contextlib.ExitStack() as folders, self._abandoning(pool):
+            running: list[Submitted] = []
+            for chunk in self._chunks(at_once=2):
                 names = {layer.name for layer in chunk}
                 todo = {key: problem for key, problem in problems.items() if key[0] in names and key not in trained}
                 if not todo:
                     continue
-                with self._folder() as folder, self._abandoning(pool):
-                    for key, future in self._submit(pool, candidates, chunk, todo, parts, Path(folder)):
-                        trained[key] = future.result().params
-                        self._tell("parallel", len(trained), len(problems))
+                folder = self._folder()
+                folders.enter_context(folder)
+                # While a chunk's tensors are captured, the workers train the layers of the one before.
+                running.append(Submitted(folder, self._submit(pool, candidates, chunk, todo, parts, Path(folder.name))))
+                if len(running) == 2:
+                    self._collect(running.pop(0), trained, len(problems))
+            for left in running:
+                self._collect(left, trained, len(problems))
         layers = {
             name: {choice: trained[name, choice] for choice in choices} for name, choices in candidates.layers.items()
         }
         return replace(candidates, layers=layers)
+
+    def _collect(self, submitted: Submitted, trained: dict[Key, LayerParams], total: int) -> None:
+        """Waits for a chunk's jobs, and removes its tensors."""
+        for key, future in submitted.jobs:
+            trained[key] = future.result().params
+            self._tell("parallel", len(trained), total)
+        submitted.folder.cleanup()
 
     def sequential(self, plan: QuantPlan) -> tuple[QuantPlan, tuple[str, ...]]:
         """Targets from the float model, inputs from the network whose earlier layers are already trained.
@@ -88,10 +105,8 @@ class Layerwise:
         kept = dict(zip(names, self.memo.found(names), strict=True))
         done = sum(found is not None for found in kept.values())
         self._tell("sequential", done, len(names))
-        sizes = self._bytes_a_sample()
         obstacles = []
-        both = {layer.name: sizes[layer.input] + sizes[layer.activated] for layer in self.layers}
-        for chunk in self._chunks(both):
+        for chunk in self._chunks():
             missing = any(kept[layer.name] is None for layer in chunk)
             with self._folder() as folder:
                 targets, known = self._targets(chunk, folder) if missing else {}, dict[str, Spilled]()
@@ -163,17 +178,20 @@ class Layerwise:
         folder: Path,
     ) -> list[tuple[Key, Future[Optimised]]]:
         """Jobs for the problems; tensors of all the layers are captured, for fewer could come out otherwise."""
+        targets = {layer.activated for layer in layers}
         names = [name for layer in layers for name in (layer.input, layer.activated)]
         spilled = capture(self.model.proto, names, self.data, folder)
-        carried = {
-            layer.input: candidates.carried[layer.input] for layer in layers if layer.input in candidates.carried
-        }
-        read = capture(self.model.proto, list(carried), self.data, _made(folder / "carried"), carried)
+        carried = dict.fromkeys(layer.input for layer in layers if layer.input in candidates.carried)
+        read = dict(spilled)
+        for place, name in enumerate(name for name in carried if name in spilled):
+            read[name] = spilled[name].on_grid(candidates.carried[name], folder / f"carried_{place}.bin")
+            if name not in targets:
+                spilled[name].close()
         jobs = []
         # Long layers first would finish sooner, but results are wanted in order.
         for key, problem in problems.items():
-            inputs, targets = {**spilled, **read}.get(problem.layer.input), spilled.get(problem.layer.activated)
-            jobs.append((key, pool.submit(self._optimised_and_kept, parts[key], problem, inputs, targets)))
+            tensors = read.get(problem.layer.input), spilled.get(problem.layer.activated)
+            jobs.append((key, pool.submit(self._optimised_and_kept, parts[key], problem, *tensors)))
         return jobs
 
     def _optimised_and_kept(
@@ -206,16 +224,19 @@ class Layerwise:
             alone = len(tensor.layers) == 1
         return LayerProblem(self.model, layer, self.target, start, precision.weight, grid, kind, alone, self.optimizer)
 
-    def _chunks(self, sizes: Mapping[str, int]) -> Iterator[list[Layer]]:
-        """Layers in order whose tensors, so many bytes a sample, fit on disk together."""
+    def _chunks(self, at_once: int = 1) -> Iterator[list[Layer]]:
+        """Layers in order whose inputs and targets, of so many chunks at once, fit on disk together."""
+        sizes = self._bytes_a_sample()
+        most = min(SPILL_BYTES // len(self.data), SAMPLE_BYTES) // at_once
         chunk: list[Layer] = []
         held = 0
         for layer in self.layers:
-            if chunk and held + sizes[layer.name] > min(SPILL_BYTES // len(self.data), SAMPLE_BYTES):
+            size = sizes[layer.input] + sizes[layer.activated]
+            if chunk and held + size > most:
                 yield chunk
                 chunk, held = [], 0
             chunk.append(layer)
-            held += sizes[layer.name]
+            held += size
         yield chunk
 
     def _bytes_a_sample(self) -> Mapping[str, int]:

@@ -154,6 +154,17 @@ def test_grids_move_the_values(tmp_path: Path) -> None:
     assert found["x"].energy == pytest.approx(np.mean(fake_quantize(feed["x"], grid).astype(np.float64) ** 2), rel=1e-6)
 
 
+def test_a_copy_on_a_grid(tmp_path: Path) -> None:
+    values = normal(2 * 37, 3)
+    held = Spilled(tmp_path / "values")
+    held.append(values, 37)
+    grid = make_grid(-1, 2, GridKind(4, signed=False, symmetric=False))
+    moved = held.on_grid(grid, tmp_path / "moved")
+    assert (moved.samples, moved.shape) == (37, (2, 3))
+    assert np.array_equal(moved.read(range(37)), fake_quantize(values, grid))
+    assert np.array_equal(held.read(range(37)), values)
+
+
 def folded() -> Model:
     """Rows that are samples (x), several a sample (rows), across samples (turned), and none (total)."""
     text = """

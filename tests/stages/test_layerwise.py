@@ -6,32 +6,26 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from single_layers import correlated
+from layerwise_training import QUICK, SAMPLES, Seen, job_for, layerwise_of, plan_of
 
-from models import branches, build, conv1d, conv_net, feed_for, normal, run, transformer_block
+from models import branches, build, conv1d, conv_net, normal, run, transformer_block
 from onnxcalib.engine.gradient_rules import RULES
 from onnxcalib.engine.gradients import NoGradientError
-from onnxcalib.job import Job, silent, start
-from onnxcalib.model import differentiable as part
+from onnxcalib.job import Job
 from onnxcalib.model.extract import with_outputs
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.numerics.grid import Grid, fake_quantize
 from onnxcalib.pipeline import candidates_of
-from onnxcalib.plan import Candidates, LayerParams, QuantPlan
-from onnxcalib.recipe import Engine, LayerOptimizer, Pipeline, RangeMethod, Recipe, parse_bits
-from onnxcalib.stages import layerwise as stage
-from onnxcalib.stages.adaquant import STANDARD, LayerProblem, Optimised
-from onnxcalib.stages.layerwise import Layerwise, default_workers, with_layer
+from onnxcalib.plan import Candidates, LayerParams
+from onnxcalib.recipe import Engine, LayerOptimizer
+from onnxcalib.stages.adaquant import LayerProblem, Optimised
+from onnxcalib.stages.layerwise import default_workers, with_layer
 from onnxcalib.targets import Placement
 
-SAMPLES = 24
-RATES = dict.fromkeys((part.WEIGHT_RANGE, part.WEIGHT_LOW, part.INPUT_RANGE, part.INPUT_LOW, part.BIAS), 1e-2)
-QUICK = replace(STANDARD, steps=10, rates={**RATES, part.WEIGHT: 0.1, part.ROUNDING: 0.3})
 LONGER = replace(QUICK, steps=40)
 
 
@@ -40,34 +34,6 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for temporary files, that must be empty at the end."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
-
-
-def job_for(model: onnx.ModelProto, bits: str = "w3a4", target: str = "ort", samples: int = SAMPLES) -> Job:
-    recipe = Recipe(
-        Pipeline.ADVANCED,
-        parse_bits(bits),
-        target=target,
-        ranges=RangeMethod.MINMAX,
-        compression=0.5 if "," in bits else None,
-    )
-    data = {name: correlated(value, 1) for name, value in feed_for(model, samples).items()}
-    return start(model, data, recipe).jobs[0]
-
-
-def layerwise_of(job: Job, **changes: Any) -> Layerwise:
-    settings = {
-        "schedule": QUICK,
-        "engine": Engine.AUTO,
-        "optimizer": LayerOptimizer.ADAQUANT,
-        "seed": 0,
-        "workers": 1,
-        "progress": silent,
-    }
-    return Layerwise(job.model, job.layers, job.places, job.target, job.data, **{**settings, **changes})
-
-
-def plan_of(job: Job) -> QuantPlan:
-    return candidates_of(job).stitch({layer.name: job.recipe.bits[0] for layer in job.layers})
 
 
 def contents(params: LayerParams) -> list[bytes]:
@@ -81,25 +47,6 @@ def all_contents(candidates: Candidates) -> dict[str, dict[str, list[bytes]]]:
         name: {str(precision): contents(params) for precision, params in choices.items()}
         for name, choices in candidates.layers.items()
     }
-
-
-class Seen:
-    """Takes the place of training: keeps what every layer is given, and answers as it is told."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Callable[[LayerProblem], Optimised] | None = None):
-        self.problems: dict[tuple[str, int], LayerProblem] = {}
-        self.inputs: dict[tuple[str, int], np.ndarray] = {}
-        self.targets: dict[tuple[str, int], np.ndarray] = {}
-        self.threads: set[int] = set()
-        self.answer = answer or (lambda problem: Optimised(problem.start, 1.0, 1.0))
-        monkeypatch.setattr(stage, "optimise", self)
-
-    def __call__(self, problem: LayerProblem, inputs: Any, targets: Any, *_rest: Any) -> Optimised:
-        bits = 8 if problem.input_kind is None else problem.input_kind.bits
-        key = (problem.layer.name, bits)
-        self.problems[key] = problem
-        self.inputs[key], self.targets[key] = (held.read(range(held.samples)) for held in (inputs, targets))
-        return self.answer(problem)
 
 
 def float_tensors(job: Job) -> dict[str, np.ndarray]:
@@ -135,33 +82,6 @@ def test_progress_counts_layers_and_precisions() -> None:
     told: list[tuple[int, int]] = []
     layerwise_of(job, progress=lambda _stage, done, total: told.append((done, total))).parallel(candidates_of(job))
     assert told == [(done, 4) for done in (1, 2, 3, 4)]
-
-
-@pytest.mark.parametrize("way", ["parallel", "sequential"])
-def test_small_chunks_give_the_same(way: str, monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
-    job = job_for(conv_net(), "w3a4,w8a8")
-    given = candidates_of(job) if way == "parallel" else plan_of(job)
-    seen = [Seen(monkeypatch), Seen(monkeypatch)]
-    held, captured = [], stage.capture
-
-    def watched(model: onnx.ModelProto, names: Any, *rest: Any) -> Any:
-        held.append(len(set(names)))
-        return captured(model, names, *rest)
-
-    monkeypatch.setattr(stage, "capture", watched)
-    for each, most in zip(seen, (stage.SPILL_BYTES, 1), strict=True):
-        held.clear()
-        monkeypatch.setattr(stage, "optimise", each)
-        monkeypatch.setattr(stage, "SPILL_BYTES", most)
-        getattr(layerwise_of(job), way)(given)
-        assert (max(held) > 2) == (most > 1)  # or one layer's input and output
-        assert not list(scratch.iterdir())
-    assert seen[0].problems.keys() == seen[1].problems.keys()
-    for key in seen[0].problems:
-        for left, right in ((each.inputs[key], each.targets[key]) for each in seen):
-            assert len(left) == len(right) == SAMPLES
-        np.testing.assert_allclose(seen[1].targets[key], seen[0].targets[key], rtol=1e-4, atol=1e-4)
-        assert np.mean(np.abs(seen[1].inputs[key] - seen[0].inputs[key]) > 1e-4) < 1e-2  # a code may flip
 
 
 def test_a_shared_grid_stays_and_a_lone_readers_is_trained() -> None:

@@ -1,0 +1,73 @@
+"""Jobs, and training of single layers, for tests of both flavours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from single_layers import correlated
+
+from models import feed_for
+from onnxcalib.job import Job, silent, start
+from onnxcalib.model import differentiable as part
+from onnxcalib.pipeline import candidates_of
+from onnxcalib.plan import QuantPlan
+from onnxcalib.recipe import Engine, LayerOptimizer, Pipeline, RangeMethod, Recipe, parse_bits
+from onnxcalib.stages import layerwise as stage
+from onnxcalib.stages.adaquant import STANDARD, LayerProblem, Optimised
+from onnxcalib.stages.layerwise import Layerwise
+
+SAMPLES = 24
+RATES = dict.fromkeys((part.WEIGHT_RANGE, part.WEIGHT_LOW, part.INPUT_RANGE, part.INPUT_LOW, part.BIAS), 1e-2)
+QUICK = replace(STANDARD, steps=10, rates={**RATES, part.WEIGHT: 0.1, part.ROUNDING: 0.3})
+
+
+def job_for(model: onnx.ModelProto, bits: str = "w3a4", target: str = "ort", samples: int = SAMPLES) -> Job:
+    recipe = Recipe(
+        Pipeline.ADVANCED,
+        parse_bits(bits),
+        target=target,
+        ranges=RangeMethod.MINMAX,
+        compression=0.5 if "," in bits else None,
+    )
+    data = {name: correlated(value, 1) for name, value in feed_for(model, samples).items()}
+    return start(model, data, recipe).jobs[0]
+
+
+def layerwise_of(job: Job, **changes: Any) -> Layerwise:
+    settings = {
+        "schedule": QUICK,
+        "engine": Engine.AUTO,
+        "optimizer": LayerOptimizer.ADAQUANT,
+        "seed": 0,
+        "workers": 1,
+        "progress": silent,
+    }
+    return Layerwise(job.model, job.layers, job.places, job.target, job.data, **{**settings, **changes})
+
+
+def plan_of(job: Job) -> QuantPlan:
+    return candidates_of(job).stitch({layer.name: job.recipe.bits[0] for layer in job.layers})
+
+
+class Seen:
+    """Takes the place of training: keeps what every layer is given, and answers as it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Callable[[LayerProblem], Optimised] | None = None):
+        self.problems: dict[tuple[str, int], LayerProblem] = {}
+        self.inputs: dict[tuple[str, int], np.ndarray] = {}
+        self.targets: dict[tuple[str, int], np.ndarray] = {}
+        self.threads: set[int] = set()
+        self.answer = answer or (lambda problem: Optimised(problem.start, 1.0, 1.0))
+        monkeypatch.setattr(stage, "optimise", self)
+
+    def __call__(self, problem: LayerProblem, inputs: Any, targets: Any, *_rest: Any) -> Optimised:
+        bits = 8 if problem.input_kind is None else problem.input_kind.bits
+        key = (problem.layer.name, bits)
+        self.problems[key] = problem
+        self.inputs[key], self.targets[key] = (held.read(range(held.samples)) for held in (inputs, targets))
+        return self.answer(problem)
