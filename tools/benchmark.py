@@ -295,14 +295,15 @@ def memory(cases: dict[str, Case], folder: Path) -> None:
         peaks[samples] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(f"peak memory MB {peaks}, ratio {peaks[2048] / peaks[512]:.3f}")
     command = [sys.executable, __file__, "--peak", str(case.model), str(case.calibration), "advanced"]
-    print("peak memory MB, advanced, w4a4:", subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    print(f"peak memory MB, advanced, w4a4 and w8a8 mixed, 512 samples: {found}")
 
 
 def peak(model: str, data: str, pipeline: str = "plain") -> None:
     """Prints this process's peak memory after a run; training steps are few, for they do not add to it."""
     recipe = Recipe()
     if pipeline == "advanced":
-        recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8, steps=10)
+        recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15, steps=10)
     onnxcalib.quantize(model, data, recipe)
     # getrusage would report the parent's peak where that is higher: it outlives exec, this does not.
     status = Path("/proc/self/status").read_text().splitlines()
