@@ -9,6 +9,7 @@
     python tools/benchmark.py ZOO advanced-resnet20      # further precisions beside AdaRound, few samples, both engines
     python tools/benchmark.py ZOO advanced-mobilenet_v2
     python tools/benchmark.py ZOO step      # a training step in forward passes of the same layer
+    python tools/benchmark.py ZOO parallel  # the cores that parallel AdaQuant keeps busy, if nothing else runs
     python tools/benchmark.py ZOO memory    # peak memory at 512 and at 2,048 samples, and of the advanced pipeline
     python tools/benchmark.py ZOO sensitivity   # cost of the sensitivity table in float passes
 
@@ -38,7 +39,7 @@ from step_cost import step
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
 from onnxcalib.job import read_prepared
-from onnxcalib.recipe import Engine, LayerOptimizer, Training, parse_bits
+from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Training, parse_bits
 from onnxcalib.targets import find_target
 
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -213,13 +214,6 @@ def ablation(case: Case, folder: Path) -> None:
         record("+ joint AdaQuant", job, plan)
         record("+ bias tuning", job, steps.tune_biases(job, plan).plan)
 
-    def in_parallel(job: Any, candidates: Any) -> Any:
-        began = time.process_time(), time.perf_counter()
-        trained = steps.train_in_parallel(job, candidates)
-        busy = (time.process_time() - began[0]) / (time.perf_counter() - began[1])
-        print(f"{case.name:16} parallel AdaQuant kept {busy:.2f} of {os.cpu_count()} cores busy", flush=True)
-        return trained
-
     report(case, {"float": case.model})
     fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8, steps=case.steps)
     uneven = start(case.model, case.calibration, fixed).jobs[0]
@@ -227,14 +221,35 @@ def ablation(case: Case, folder: Path) -> None:
         statistics = calibrate(job.model, job.places, job.data, job.progress)
         rounded, chosen = steps.fixed_candidates(job, statistics), steps.fixed_precisions(job)
         plan = record_settled(name, job, rounded.stitch(chosen))
-    record_settled("parallel AdaQuant alone", job, in_parallel(job, rounded).stitch(chosen))
+    record_settled("parallel AdaQuant alone", job, _in_parallel(case, job, rounded).stitch(chosen))
     rest(job, plan)
     recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15, steps=case.steps)
     job = _equal(start(case.model, case.calibration, recipe).jobs[0])
     rounded = steps.candidates_of(job)
     record_settled("IP", job, _assigned(job, rounded))
-    plan = record_settled("parallel AdaQuant + IP", job, _assigned(job, in_parallel(job, rounded)))
+    plan = record_settled("parallel AdaQuant + IP", job, _assigned(job, _in_parallel(case, job, rounded)))
     rest(job, plan)
+
+
+def parallel(cases: dict[str, Case], _folder: Path) -> None:
+    """How many cores parallel AdaQuant keeps busy, on ranges that cost little to find."""
+    from onnxcalib import steps
+    from onnxcalib.job import start
+
+    for case in (cases["resnet20"], cases["mobilenet_v2"]):
+        recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), ranges=RangeMethod.MINMAX, steps=case.steps)
+        job = start(case.model, case.calibration, recipe).jobs[0]
+        _in_parallel(case, job, steps.candidates_of(job))
+
+
+def _in_parallel(case: Case, job: Any, candidates: Any) -> Any:
+    from onnxcalib import steps
+
+    began = time.process_time(), time.perf_counter()
+    trained = steps.train_in_parallel(job, candidates)
+    busy = (time.process_time() - began[0]) / (time.perf_counter() - began[1])
+    print(f"{case.name:16} parallel AdaQuant kept {busy:.2f} of {os.cpu_count()} cores busy", flush=True)
+    return trained
 
 
 def _equal(job: Any) -> Any:
@@ -324,7 +339,7 @@ def main() -> None:
     """Runs one part."""
     if sys.argv[1:2] == ["--peak"]:
         return peak(*sys.argv[2:5])
-    parts = {"plain": plain, "memory": memory, "sensitivity": sensitivity, "step": step}
+    parts = {"plain": plain, "memory": memory, "sensitivity": sensitivity, "step": step, "parallel": parallel}
     for name in ("resnet20", "resnet20_folded", "mobilenet_v2"):
         parts[f"light-{name}"] = lambda cases, folder, name=name: light(cases[name], folder)
     for name in ("resnet20", "mobilenet_v2"):
@@ -334,12 +349,12 @@ def main() -> None:
     parser.add_argument("zoo", type=Path)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / f"onnxcalib_benchmark_{os.getuid()}")
-    parser.add_argument("--steps", type=int, help="Steps of training, for the parts ablation-* and advanced-*.")
+    parser.add_argument("--steps", type=int, help="Steps of training: ablation-*, advanced-*, parallel.")
     parser.add_argument("--row", action="append", default=[], help="Only rows of advanced-* whose name has this text.")
     given = parser.parse_args()
     if given.row and not given.part.startswith("advanced"):
         parser.error(f"--row has no effect on {given.part}")
-    if given.steps is not None and not given.part.startswith(("ablation", "advanced")):
+    if given.steps is not None and not given.part.startswith(("ablation", "advanced", "parallel")):
         parser.error(f"--steps has no effect on {given.part}: nothing trains there")
     given.work.mkdir(parents=True, exist_ok=True)
     cases = prepare(given.zoo, given.work)
