@@ -61,7 +61,6 @@ class Seen:
         self.problems: dict[tuple[str, int], LayerProblem] = {}
         self.inputs: dict[tuple[str, int], np.ndarray] = {}
         self.targets: dict[tuple[str, int], np.ndarray] = {}
-        self.threads: set[int] = set()
         self.answer = answer or (lambda problem: Optimised(problem.start, 1.0, 1.0))
         monkeypatch.setattr(stage, "optimise", self)
 

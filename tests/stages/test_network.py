@@ -227,9 +227,6 @@ def test_few_samples_will_do(samples: int) -> None:
     assert found.after < found.before
 
 
-# All at once.
-
-
 # What has no gradient.
 
 
