@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from onnxcalib.analysis.evaluate import Evaluation, evaluate
+from onnxcalib.analysis.inspect import inspect
 from onnxcalib.data import Preprocess
 from onnxcalib.errors import DataError, ModelError, OnnxcalibError, OutputError, RecipeError, RuntimeMissingError
 from onnxcalib.model.io import write_model
-from onnxcalib.pipeline import Result, evaluate, inspect, quantize
+from onnxcalib.pipeline.pipelines import quantize
+from onnxcalib.pipeline.result import Result
 from onnxcalib.recipe import (
     Pipeline,
     Precision,
@@ -18,7 +21,6 @@ from onnxcalib.recipe import (
     write_settings,
 )
 from onnxcalib.report.write import write_report
-from onnxcalib.stages.evaluate import Evaluation
 
 __all__ = [
     "DataError", "Evaluation", "ModelError", "OnnxcalibError", "OutputError", "Pipeline", "Precision", "Preprocess",

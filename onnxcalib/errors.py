@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class OnnxcalibError(Exception):
@@ -48,6 +48,12 @@ class OutputError(OnnxcalibError):
     """The result cannot be written."""
 
     exit_code = 6
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def near(word: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxcalib.numerics.grid import Grid
+from onnxcalib.numerics.quant_params import Grid
 from onnxcalib.recipe import Precision
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import strategies as st
 
 from onnxcalib.errors import RecipeError
+from onnxcalib.mixed_precision.allocate import Allocation, Limit, minimise_loss
+from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable
 from onnxcalib.recipe import Precision
-from onnxcalib.stages.allocate import Allocation, Limit, minimise_loss
-from onnxcalib.stages.sensitivity_table import LayerChoices, SensitivityTable
 
 BASE = Precision(8, 8)
 W4A4, W4A8, W8A4 = Precision(4, 4), Precision(4, 8), Precision(8, 4)

@@ -13,7 +13,8 @@ from onnx.reference.op_run import OpRun
 
 import models
 from models import Arrays, normal
-from onnxcalib.engine.gradients import gradient_model, gradient_name
+from onnxcalib.autodiff.interface import gradient_name
+from onnxcalib.autodiff.standard.gradient_model import gradient_model
 
 SINGLE, DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
 

@@ -12,14 +12,15 @@ import pytest
 from single_layers import correlated
 
 from models import feed_for
-from onnxcalib.job import Job, silent, start
-from onnxcalib.model import differentiable as part
-from onnxcalib.pipeline import candidates_of
+from onnxcalib.algorithms.reconstruction import layerwise as stage
+from onnxcalib.algorithms.reconstruction.adaquant import STANDARD, LayerProblem, Optimised
+from onnxcalib.algorithms.reconstruction.layerwise import Layerwise
+from onnxcalib.model import layer_loss as part
+from onnxcalib.pipeline.job import Job, start
+from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.plan import QuantPlan
+from onnxcalib.progress import silent
 from onnxcalib.recipe import Engine, LayerOptimizer, Pipeline, RangeMethod, Recipe, parse_bits
-from onnxcalib.stages import layerwise as stage
-from onnxcalib.stages.adaquant import STANDARD, LayerProblem, Optimised
-from onnxcalib.stages.layerwise import Layerwise
 
 SAMPLES = 24
 RATES = dict.fromkeys((part.WEIGHT_RANGE, part.WEIGHT_LOW, part.INPUT_RANGE, part.INPUT_LOW, part.BIAS), 1e-2)

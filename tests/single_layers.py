@@ -11,15 +11,15 @@ import onnx
 from onnx import numpy_helper
 
 from models import Arrays, build, feed_for, normal, run
-from onnxcalib.job import read_prepared
+from onnxcalib.algorithms.reconstruction.activations import Spilled
+from onnxcalib.algorithms.reconstruction.adaquant import LayerProblem
 from onnxcalib.model.layers import Layer, find_layers, weights_of
 from onnxcalib.model.prepare import Model
-from onnxcalib.numerics.grid import Grid, fake_quantize, make_grid, quantize
-from onnxcalib.numerics.ranges import weight_grid
+from onnxcalib.model.read import read_prepared
+from onnxcalib.numerics.quant_params import Grid, fake_quantize, make_grid, quantize
+from onnxcalib.numerics.range_estimators import weight_grid
 from onnxcalib.plan import LayerParams
 from onnxcalib.recipe import LayerOptimizer, RangeMethod
-from onnxcalib.stages.adaquant import LayerProblem
-from onnxcalib.stages.capture import Spilled
 from onnxcalib.targets import Target, find_target
 
 BOUNDS = {"zero": np.float32(0), "one": np.float32(1)}

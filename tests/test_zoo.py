@@ -13,7 +13,7 @@ import pytest
 
 from onnxcalib import Pipeline, Precision, Recipe, evaluate, inspect, quantize
 from onnxcalib.data import InputSpec
-from onnxcalib.job import read_prepared
+from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.targets import find_target
 

@@ -8,12 +8,12 @@ import onnx
 from models import (
     feed_for,
 )
-from onnxcalib.job import Job, start
-from onnxcalib.pipeline import candidates_of
+from onnxcalib.algorithms.batchnorm import ChannelStatistics, Tuner
+from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.pipeline.job import Job, start
+from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import BatchNormReference, Pipeline, RangeMethod, Recipe, parse_bits
-from onnxcalib.stages.batchnorm import ChannelStatistics, Tuner
-from onnxcalib.stages.teacher import Teacher
 
 SAMPLES = 32  # one batch of statistics
 

@@ -38,7 +38,7 @@ from step_cost import step
 
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
-from onnxcalib.job import read_prepared
+from onnxcalib.model.read import read_prepared
 from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Training, parse_bits
 from onnxcalib.targets import find_target
 
@@ -167,23 +167,27 @@ def light(case: Case, folder: Path) -> None:
 
 def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
     """One size, three methods, and what is taken after measuring; each also with batch-norm tuning."""
-    from onnxcalib.job import start
-    from onnxcalib.stages.mixed import METHODS, solve
-    from onnxcalib.steps import assign_bits, candidates_of, measure_sensitivity, settled, tune_batch_norm
+    from onnxcalib.mixed_precision.assignment import METHODS, solve
+    from onnxcalib.mixed_precision.request import Request
+    from onnxcalib.pipeline.job import start
+    from onnxcalib.pipeline.stages import allocation, batch_norm_tuning, sensitivities, settled
+    from onnxcalib.pipeline.sweep import candidates_of
 
     recipe = Recipe(LIGHT, bits=parse_bits(bits), compression=compression)
     job = _equal(start(case.model, case.calibration, recipe).jobs[0])
     candidates = candidates_of(job)
-    table = measure_sensitivity(job, candidates).table
-    taken = assign_bits(job, candidates, table)
-    assert taken.contest is not None
-    known = ", ".join(f"{method} {loss:.5f}" for method, loss in taken.contest.losses.items())
-    print(f"{case.name:16} {bits}: taken {taken.allocation.method}, {taken.contest.least:.5f} on mixed pairs; {known}")
-    found = {method: solve(table, recipe, method).choices for method in METHODS}
+    table = sensitivities(job, candidates).table
+    taken = allocation(job, candidates, table)
+    assert taken.reranking is not None
+    known = ", ".join(f"{method} {loss:.5f}" for method, loss in taken.reranking.losses.items())
+    print(
+        f"{case.name:16} {bits}: taken {taken.allocation.method}, {taken.reranking.least:.5f} on mixed pairs; {known}"
+    )
+    found = {method: solve(table, Request.of(table, recipe), method).choices for method in METHODS}
     rows = {}
     for method, choices in {**found, "taken": taken.allocation.choices}.items():
         plan = candidates.stitch(choices)
-        for label, final in {method: plan, f"{method} + BN": tune_batch_norm(job, plan).plan}.items():
+        for label, final in {method: plan, f"{method} + BN": batch_norm_tuning(job, plan).plan}.items():
             path = folder / f"{case.name}_{bits.replace(',', '_')}_{label.replace(' ', '')}.onnx"
             onnxcalib.write_model(job.write(settled(job, final)), path)
             rows[f"{bits} at {compression}: {label}"] = path
@@ -192,9 +196,11 @@ def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
 
 def ablation(case: Case, folder: Path) -> None:
     """Every step of the advanced pipeline on the record: at w4a4 with edges at 8 bits, then mixed at 0.15."""
-    from onnxcalib import steps
-    from onnxcalib.job import start
-    from onnxcalib.stages.calibrate import calibrate
+    from onnxcalib.mixed_precision.request import uniform_precisions
+    from onnxcalib.pipeline import stages
+    from onnxcalib.pipeline.job import start
+    from onnxcalib.pipeline.ranges import rounded
+    from onnxcalib.pipeline.sweep import candidates_of
 
     def record(name: str, job: Any, plan: Any) -> None:
         label = f"{','.join(map(str, job.recipe.bits))} {name}"
@@ -203,66 +209,66 @@ def ablation(case: Case, folder: Path) -> None:
         report(case, {label: path})
 
     def record_settled(name: str, job: Any, plan: Any) -> Any:
-        record(name, job, steps.settled(job, plan))
+        record(name, job, stages.settled(job, plan))
         return plan
 
     def rest(job: Any, plan: Any) -> None:
-        plan = record_settled("+ BN tuning", job, steps.tune_batch_norm(job, plan).plan)
-        trained = steps.train_in_turn(job, plan)
+        plan = record_settled("+ BN tuning", job, stages.batch_norm_tuning(job, plan).plan)
+        trained = stages.sequential_training(job, plan)
         record_settled("+ sequential AdaQuant", job, trained.plan)
-        plan, *_ = steps.better_of(job, trained, steps.train_jointly(job, trained))
+        plan, *_ = stages.better_of(job, trained, stages.end_to_end_training(job, trained))
         record("+ joint AdaQuant", job, plan)
-        record("+ bias tuning", job, steps.tune_biases(job, plan).plan)
+        record("+ bias tuning", job, stages.bias_tuning(job, plan).plan)
 
     report(case, {"float": case.model})
     fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8, steps=case.steps)
     uneven = start(case.model, case.calibration, fixed).jobs[0]
     for name, job in {"plain": uneven, "+ equal channels": _equal(uneven)}.items():
-        statistics = calibrate(job.model, job.places, job.data, job.progress)
-        rounded, chosen = steps.fixed_candidates(job, statistics), steps.fixed_precisions(job)
-        plan = record_settled(name, job, rounded.stitch(chosen))
-    record_settled("parallel AdaQuant alone", job, _in_parallel(case, job, rounded).stitch(chosen))
+        chosen = uniform_precisions(job.layers, job.places, job.recipe)
+        candidates = rounded(job, stages.statistics(job), {layer: (bits,) for layer, bits in chosen.items()})
+        plan = record_settled(name, job, candidates.stitch(chosen))
+    record_settled("parallel AdaQuant alone", job, _in_parallel(case, job, candidates).stitch(chosen))
     rest(job, plan)
     recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.15, steps=case.steps)
     job = _equal(start(case.model, case.calibration, recipe).jobs[0])
-    rounded = steps.candidates_of(job)
-    record_settled("IP", job, _assigned(job, rounded))
-    plan = record_settled("parallel AdaQuant + IP", job, _assigned(job, _in_parallel(case, job, rounded)))
+    candidates = candidates_of(job)
+    record_settled("IP", job, _assigned(job, candidates))
+    plan = record_settled("parallel AdaQuant + IP", job, _assigned(job, _in_parallel(case, job, candidates)))
     rest(job, plan)
 
 
 def parallel(cases: dict[str, Case], _folder: Path) -> None:
     """How many cores parallel AdaQuant keeps busy, on ranges that cost little to find."""
-    from onnxcalib import steps
-    from onnxcalib.job import start
+    from onnxcalib.pipeline.job import start
+    from onnxcalib.pipeline.sweep import candidates_of
 
     for case in (cases["resnet20"], cases["mobilenet_v2"]):
         recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), ranges=RangeMethod.MINMAX, steps=case.steps)
         job = start(case.model, case.calibration, recipe).jobs[0]
-        _in_parallel(case, job, steps.candidates_of(job))
+        _in_parallel(case, job, candidates_of(job))
 
 
 def _in_parallel(case: Case, job: Any, candidates: Any) -> Any:
-    from onnxcalib import steps
+    from onnxcalib.pipeline import stages
 
     began = time.process_time(), time.perf_counter()
-    trained = steps.train_in_parallel(job, candidates)
+    trained = stages.parallel_training(job, candidates)
     busy = (time.process_time() - began[0]) / (time.perf_counter() - began[1])
     print(f"{case.name:16} parallel AdaQuant kept {busy:.2f} of {os.cpu_count()} cores busy", flush=True)
     return trained
 
 
 def _equal(job: Any) -> Any:
-    from onnxcalib import steps
+    from onnxcalib.pipeline import stages
 
-    return steps.equalize(job, steps.equalization(job))
+    return stages.equalize(job, stages.equalization(job))
 
 
 def _assigned(job: Any, candidates: Any) -> Any:
-    from onnxcalib import steps
+    from onnxcalib.pipeline import stages
 
-    table = steps.measure_sensitivity(job, candidates).table
-    return candidates.stitch(steps.assign_bits(job, candidates, table).allocation.choices)
+    table = stages.sensitivities(job, candidates).table
+    return candidates.stitch(stages.allocation(job, candidates, table).allocation.choices)
 
 
 def advanced(case: Case, folder: Path) -> None:
@@ -327,7 +333,7 @@ def peak(model: str, data: str, pipeline: str = "plain") -> None:
 
 def sensitivity(cases: dict[str, Case], _folder: Path) -> None:
     """What the sensitivity table costs."""
-    from onnxcalib.pipeline import sensitivity as measure
+    from onnxcalib.pipeline.sweep import sensitivity as measure
 
     for case in (cases["mobilenet_v2"], cases["resnet20"]):
         found = measure(case.model, case.calibration, Recipe(LIGHT, parse_bits("w4a4,w8a8"), compression=1.0))

@@ -30,13 +30,14 @@ import onnx
 from benchmark import decoded, normalized
 from onnx import numpy_helper
 
-from onnxcalib.job import Job, start
 from onnxcalib.model.io import write_model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import with_fixed_batch
+from onnxcalib.pipeline.job import Job, start
+from onnxcalib.pipeline.stages import settled, statistics, uniform_plan
+from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bits
-from onnxcalib.steps import calibrate, candidates_of, fixed_plan, settled
 from onnxcalib.targets import Storage
 
 Floats = npt.NDArray[Any]
@@ -214,7 +215,7 @@ class Files:
             job = start(
                 self.zoo / source, data, Recipe(bits=parse_bits(bits), target=target, ranges=RangeMethod.MSE)
             ).jobs[0]
-            return job, settled(job, fixed_plan(job, calibrate(job.model, job.places, job.data, job.progress)))
+            return job, settled(job, uniform_plan(job, statistics(job)))
         menu = tuple(Precision(width, 8) for width in range(2, 9))
         recipe = Recipe(Pipeline.LIGHT, menu, target=target, ranges=RangeMethod.MSE, compression=1.0)
         job = start(self.zoo / source, data, recipe).jobs[0]

@@ -13,11 +13,12 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from onnxcalib import Pipeline, Recipe
-from onnxcalib.job import start
+from onnxcalib.algorithms.reconstruction.activations import capture
+from onnxcalib.algorithms.reconstruction.adaquant import PAPER, STANDARD, LayerTraining
+from onnxcalib.pipeline.job import start
+from onnxcalib.pipeline.stages import layerwise
+from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.recipe import Engine, parse_bits
-from onnxcalib.stages.adaquant import PAPER, STANDARD, LayerTraining
-from onnxcalib.stages.capture import capture
-from onnxcalib.steps import candidates_of, layerwise
 
 TIMES = 7
 

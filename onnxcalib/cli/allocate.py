@@ -10,11 +10,12 @@ import click
 
 from onnxcalib.cli.options import FILE, console, with_runtime
 from onnxcalib.cli.recipes import MIXED, recipe_from, with_options
-from onnxcalib.model.io import check_writable, replacing
+from onnxcalib.cli.tables import allocation_line, allocation_table
+from onnxcalib.files import check_writable, replacing
+from onnxcalib.mixed_precision.assignment import METHODS, solve
+from onnxcalib.mixed_precision.request import Request, add_cost_tables
+from onnxcalib.mixed_precision.table_files import load
 from onnxcalib.recipe import MIN_BITS, Pipeline, Precision
-from onnxcalib.report.tables import allocation_line, allocation_table
-from onnxcalib.stages.mixed import METHODS, solve
-from onnxcalib.stages.sensitivity_files import load
 
 
 @click.command()
@@ -36,7 +37,8 @@ def allocate(table: Path, method: str, output: Path | None, **options: Any) -> N
     recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=(Precision(MIN_BITS, MIN_BITS), loaded.base))
     if output is not None:
         check_writable(output)
-    found = solve(loaded, recipe, method)
+    costed = add_cost_tables(loaded, recipe)
+    found = solve(costed, Request.of(costed, recipe), method)
     if output is not None:
         with replacing(output) as temporary:
             temporary.write_text(json.dumps({name: str(bits) for name, bits in found.choices.items()}, indent=1))

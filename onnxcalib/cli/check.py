@@ -11,8 +11,8 @@ import click
 
 from onnxcalib.checks.check import Finding, check_file, matters
 from onnxcalib.cli.options import FILE, console
+from onnxcalib.cli.target_tables import findings_table
 from onnxcalib.errors import ModelError
-from onnxcalib.report.targets import findings_table
 from onnxcalib.targets import NAMES, Severity, find_target
 
 FOUND, UNREADABLE = 1, 2

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from onnxcalib.analysis.compare import compare as compare_files
+from onnxcalib.analysis.compare import csv_rows
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
+from onnxcalib.cli.tables import comparison_table, evaluation_table
 from onnxcalib.errors import OutputError
-from onnxcalib.model.io import check_writable, replacing
-from onnxcalib.report.examine import compare as compare_files
-from onnxcalib.report.tables import comparison_table, evaluation_table
-from onnxcalib.stages.compare import csv_rows
+from onnxcalib.files import check_writable, replacing
 
 SHOWN = 20
 

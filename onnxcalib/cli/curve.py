@@ -10,11 +10,11 @@ import click
 
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
 from onnxcalib.cli.recipes import QUANTIZER, sweep_from, with_options
+from onnxcalib.cli.tables import curve_table
 from onnxcalib.errors import OutputError
-from onnxcalib.model.io import check_writable, replacing
-from onnxcalib.pipeline import compression_curve
+from onnxcalib.files import check_writable, replacing
+from onnxcalib.pipeline.sweep import compression_curve
 from onnxcalib.report.plots import check_plot, plot_curve
-from onnxcalib.report.tables import curve_table
 
 
 @click.command()

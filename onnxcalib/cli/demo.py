@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 import onnxcalib
+from onnxcalib.analysis.evaluate import evaluate
 from onnxcalib.cli.options import FILE, console, progress_bar, with_runtime
+from onnxcalib.cli.tables import evaluation_table
 from onnxcalib.errors import ModelError, OutputError
-from onnxcalib.pipeline import evaluate, quantize
+from onnxcalib.pipeline.pipelines import quantize
 from onnxcalib.recipe import Pipeline, Precision, Recipe, parse_bits
-from onnxcalib.report.tables import evaluation_table
 from onnxcalib.report.write import write_report
 
 MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz"

@@ -7,7 +7,7 @@ import platform
 import click
 
 from onnxcalib import __version__
-from onnxcalib.engine.runtime import find_runtime, version_of
+from onnxcalib.runtime.installed import find_runtime, version_of
 
 PACKAGES = ("onnx", "numpy", "onnx-graphsurgeon", "highspy", "click", "rich", "pillow")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from onnxcalib.analysis.evaluate import evaluate as evaluate_models
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
-from onnxcalib.pipeline import evaluate as evaluate_models
-from onnxcalib.report.numbers import evaluation
-from onnxcalib.report.tables import evaluation_table
+from onnxcalib.cli.tables import evaluation_table
+from onnxcalib.report.data import evaluation
 
 
 @click.command()

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from onnxcalib.analysis.diagnose import diagnose_file
+from onnxcalib.analysis.explain import TITLES, Facts, Question, answer
+from onnxcalib.analysis.layer_rows import layer_rows
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
 from onnxcalib.errors import RecipeError
-from onnxcalib.report.examine import diagnose_file
-from onnxcalib.report.explain import TITLES, Facts, Question, answer
-from onnxcalib.report.numbers import layer_rows
-from onnxcalib.report.story import find_story
+from onnxcalib.report.find import find_story
 
 
 @click.command()

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from onnxcalib.analysis.inspect import inspect as inspect_model
 from onnxcalib.cli.options import FILE, console, with_runtime
+from onnxcalib.cli.tables import float_table, layer_table
 from onnxcalib.model.layers import Layer, LayerList
-from onnxcalib.pipeline import inspect as inspect_model
-from onnxcalib.report.tables import float_table, layer_table
 
 
 @click.command()

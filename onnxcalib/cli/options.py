@@ -12,9 +12,9 @@ from rich.console import Console
 
 from onnxcalib.cli.watch import Watch, watching
 from onnxcalib.data import Preprocess
-from onnxcalib.engine.runtime import find_runtime
 from onnxcalib.errors import RecipeError
 from onnxcalib.recipe import IMAGE_KEYS, preprocess_of
+from onnxcalib.runtime.installed import find_runtime
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)

@@ -11,14 +11,14 @@ import click
 
 from onnxcalib.cli.options import FILE, console, image_options, with_runtime
 from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from, with_options
+from onnxcalib.cli.tables import story, summary
 from onnxcalib.cli.watch import watching
 from onnxcalib.errors import RecipeError
 from onnxcalib.model.io import file_bytes
-from onnxcalib.pipeline import Result
-from onnxcalib.pipeline import quantize as quantize_model
-from onnxcalib.report.tables import story, summary
+from onnxcalib.pipeline.pipelines import quantize as quantize_model
+from onnxcalib.pipeline.result import Result
+from onnxcalib.progress import Event
 from onnxcalib.report.write import check_report, write_report
-from onnxcalib.runs.events import Event
 
 
 @click.command()
@@ -63,7 +63,7 @@ def quantize(model: Path, recipe: str | None, verbose: bool, as_json: bool, **op
             test, pixels = settings.test_data, settings.preprocess
             write_report(result, model, calibration, settings.report, test=test, preprocess=pixels, progress=watch)
         if as_json:
-            watch.tell(Event("result", _outcome(result, model, output, folder)))
+            watch.event(Event("result", _outcome(result, model, output, folder)))
             return
     screen = console(stderr=True)
     for line in story(result):

@@ -10,7 +10,7 @@ import click
 from onnxcalib.cli.options import FILE, image_options
 from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from, with_options
 from onnxcalib.errors import OutputError
-from onnxcalib.model.io import check_writable, replacing
+from onnxcalib.files import check_writable, replacing
 from onnxcalib.recipe import PRESETS, template, write_settings
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from onnxcalib.cache.show import show as read
 from onnxcalib.cli.options import FILE, console
-from onnxcalib.runs.show import show as read
+from onnxcalib.pipeline.stages import STAGES
 
 
 @click.group()
@@ -24,7 +25,7 @@ def show(folder: Path) -> None:
     \b
     onnxcalib runs show small.onnx.run
     """
-    found, screen = read(folder), console()
+    found, screen = read(folder, [stage.name for stage in STAGES]), console()
     about = found.about
     for name in ("model", "data", "samples", "target", "version", "runtime", "started", "finished"):
         screen.print(f"{name:9} {about.get(name, 'not yet')}", markup=False)

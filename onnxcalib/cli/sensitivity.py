@@ -9,9 +9,9 @@ import click
 
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
 from onnxcalib.cli.recipes import QUANTIZER, sweep_from, with_options
-from onnxcalib.pipeline import sensitivity as measure
-from onnxcalib.report.tables import sensitivity_table
-from onnxcalib.stages.sensitivity_files import check_output, save
+from onnxcalib.cli.tables import sensitivity_table
+from onnxcalib.mixed_precision.table_files import check_output, save
+from onnxcalib.pipeline.sweep import sensitivity as measure
 
 
 @click.command()

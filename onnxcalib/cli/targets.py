@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from onnxcalib.cli.options import console
-from onnxcalib.report.targets import constraints_table, target_table, verdicts_table
+from onnxcalib.cli.target_tables import constraints_table, target_table, verdicts_table
 from onnxcalib.targets import TARGETS, find_target
 
 

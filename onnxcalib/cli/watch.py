@@ -25,9 +25,9 @@ from rich.progress import (
 from rich.text import Text
 
 from onnxcalib.cli.doctor import PACKAGES
-from onnxcalib.engine.runtime import version_of
 from onnxcalib.errors import OnnxcalibError
-from onnxcalib.runs.events import Event
+from onnxcalib.progress import Event
+from onnxcalib.runtime.installed import version_of
 
 INTERRUPTED = 130
 EVERY = 0.5  # seconds between two events of progress
@@ -71,7 +71,7 @@ class Watch:
             self._bar.reset(task)  # the same stage of the next model
         self._bar.update(task, completed=done, total=total)
 
-    def tell(self, event: Event) -> None:
+    def event(self, event: Event) -> None:
         """Something happened."""
         if self._as_json:
             click.echo(json.dumps(_finite({"event": event.name, **event.values})))
@@ -108,7 +108,7 @@ class Watch:
         if done < total and now - self._last < EVERY:
             return
         self._last = now
-        self.tell(Event("progress", {"stage": stage, "done": done, "total": total}))
+        self.event(Event("progress", {"stage": stage, "done": done, "total": total}))
 
     def _log(self, event: Event) -> None:
         now = time.strftime("%H:%M:%S")
@@ -140,7 +140,7 @@ def watching(*, verbose: bool = False, as_json: bool = False) -> Iterator[Watch]
         except (OnnxcalibError, click.exceptions.Abort, KeyboardInterrupt) as error:
             if as_json:
                 code = error.exit_code if isinstance(error, OnnxcalibError) else INTERRUPTED
-                watch.tell(Event("error", {"message": str(error) or "interrupted", "exit_code": code}))
+                watch.event(Event("error", {"message": str(error) or "interrupted", "exit_code": code}))
             raise
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +10,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import checker, external_data_helper, numpy_helper
 
 from onnxcalib.errors import ModelError, OutputError
+from onnxcalib.files import replacing
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 23
 # protobuf cannot hold more than 2 GB in one message; larger weights go beside the file.
@@ -114,56 +112,6 @@ def file_bytes(path: str | Path) -> int:
 def constant_bytes(model: onnx.ModelProto) -> int:
     """Bytes of all initialisers: what is left of a file without its graph."""
     return sum(len(tensor.raw_data) or numpy_helper.to_array(tensor).nbytes for tensor in model.graph.initializer)
-
-
-def check_writable(path: Path) -> None:
-    """Fails now rather than after an hour of work when the output cannot be written."""
-    parent = path.parent
-    if path.is_dir():
-        raise OutputError(f"output {path} is a folder.", "Name a file.")
-    if not parent.is_dir():
-        raise OutputError(f"output folder {parent} does not exist.", "Create it first.")
-    try:
-        with tempfile.NamedTemporaryFile(dir=parent, prefix=f".{path.name}."):
-            pass
-    except OSError as error:
-        raise OutputError(f"output {path} cannot be written: {error.strerror}.", "Choose another folder.") from error
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside the path, renamed to it at the end or removed when anything goes wrong."""
-    check_writable(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())
-        _on_disk(temporary)
-        temporary.replace(path)
-        _on_disk(path.parent)
-    except OSError as error:
-        raise OutputError(f"output {path} cannot be written: {error.strerror}.", "Free some space.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _on_disk(path: Path) -> None:
-    """Waits until a file, or the names in a folder, would outlast a power failure."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows opens no folders
-    handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_model(model: onnx.ModelProto, path: str | Path) -> None:

@@ -16,7 +16,7 @@ from onnxcalib.model.placement import ABSORBED_OPS
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantizers import QONNX_DOMAIN, quantizers_of
 from onnxcalib.model.storage import Codes, store_int4
-from onnxcalib.numerics.grid import Grid, turned
+from onnxcalib.numerics.quant_params import Grid, turned
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.targets import Bias, Format, Narrow, Placement, Target
 

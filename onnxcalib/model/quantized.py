@@ -18,7 +18,7 @@ from onnxcalib.model.layers import LAYER_OPS, FloatNode, other_float_nodes, why_
 from onnxcalib.model.placement import ABSORBED_OPS, SAME_GRID_OPS
 from onnxcalib.model.prepare import name_nodes
 from onnxcalib.model.storage import UNPACKING_OPS
-from onnxcalib.numerics.grid import Grid
+from onnxcalib.numerics.quant_params import Grid
 
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 LEFT_OUT = "it could be quantized, but was left out: by --exclude or --include, or by the tool that wrote the file"

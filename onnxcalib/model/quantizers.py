@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from onnxcalib.model.storage import Codes, Constants, pack, unpacking_nodes
-from onnxcalib.numerics.grid import Grid, GridKind, along, dequantize, make_grid, quantize
+from onnxcalib.numerics.quant_params import Grid, GridKind, along, dequantize, make_grid, quantize
 from onnxcalib.targets import Format, Narrow, Storage, Target
 
 INT32 = np.iinfo(np.int32)

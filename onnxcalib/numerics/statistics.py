@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from onnxcalib.numerics.grid import Array
+from onnxcalib.numerics.quant_params import Array
 
 BINS = 4096
 # Values of a sample that enter the histogram: a shape needs no more, and the extremes are exact anyway.

@@ -20,13 +20,14 @@ from onnxcalib.recipe.choices import (
 )
 from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, KEYS
 from onnxcalib.recipe.presets import PRESETS
-from onnxcalib.recipe.recipe import ADVANCED, MIXED, Recipe
-from onnxcalib.recipe.settings import RECIPE_FIELDS, Settings, preprocess_of, settings_of
+from onnxcalib.recipe.recipe import ADVANCED, DEFAULTS, MIXED, RECIPE_FIELDS, Recipe
+from onnxcalib.recipe.settings import Settings, preprocess_of, settings_of
 from onnxcalib.recipe.template import template
 from onnxcalib.recipe.toml import read_options, read_recipe, read_settings, write_recipe, write_settings
 
 __all__ = [
-    "ADVANCED", "ENUMS", "FLOAT_BITS", "IMAGES", "IMAGE_KEYS", "KEYS", "MAX_BITS", "MIN_BITS", "MIXED", "PRESETS",
+    "ADVANCED",
+    "DEFAULTS", "ENUMS", "FLOAT_BITS", "IMAGES", "IMAGE_KEYS", "KEYS", "MAX_BITS", "MIN_BITS", "MIXED", "PRESETS",
     "RECIPE_FIELDS",
     "BatchNormReference", "Engine", "LayerOptimizer", "Pipeline", "Precision", "RangeMethod", "Recipe", "Settings",
     "Training", "parse_bits", "parse_choice", "parse_pair", "preprocess_of", "read_options", "read_recipe",

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from onnxcalib.numerics.loss import LossKind
+from onnxcalib.numerics.losses import LossKind
 from onnxcalib.recipe.choices import BatchNormReference, Engine, LayerOptimizer, Pipeline, RangeMethod, Training
+from onnxcalib.recipe.recipe import Recipe
 from onnxcalib.targets import TARGETS
 
 
@@ -45,6 +46,11 @@ class Key:
         return f"{self.says} (default {default})."
 
 
+def _default(name: str, kind: Kind, says: str) -> Key:
+    """A key with the recipe's own default."""
+    return Key(name, kind, says, Recipe().get(name))
+
+
 def _listed(words: Iterable[str]) -> str:
     return ", ".join(map(str, words))
 
@@ -56,34 +62,34 @@ def _example(name: str, kind: Kind, says: str, shown: Any) -> Key:
 # By title: the sections of a file, in their order.
 SECTIONS: dict[str, tuple[Key, ...]] = {
     "What runs, and how fine": (
-        Key("pipeline", Kind.WORD, f"Which stages run: {_listed(Pipeline)}", "plain"),
+        _default("pipeline", Kind.WORD, f"Which stages run: {_listed(Pipeline)}"),
         Key("bits", Kind.BITS, "Bits: 8, w4a8, w4 for weights alone, or a list to mix: w4a4,w8a8", "8"),
         _example("edge_bits", Kind.INTEGER, "Bits of the first and the last layer", 8),
         _example("block_size", Kind.INTEGER, "Weights alone: so many share a scale in Gemm and MatMul", 32),
-        Key("target", Kind.WORD, f"What the file is for: {_listed(TARGETS)}, or a TOML file", "ort"),
-        Key("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}", "auto"),
-        Key("include", Kind.WORDS, "Quantize only layers with such names (globs)", ()),
-        Key("exclude", Kind.WORDS, "Leave layers with such names float (globs)", ()),
-        Key("seed", Kind.INTEGER, "For the order of training samples; plain and light make no random choice", 0),
+        _default("target", Kind.WORD, f"What the file is for: {_listed(TARGETS)}, or a TOML file"),
+        _default("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}"),
+        _default("include", Kind.WORDS, "Quantize only layers with such names (globs)"),
+        _default("exclude", Kind.WORDS, "Leave layers with such names float (globs)"),
+        _default("seed", Kind.INTEGER, "For the order of training samples; plain and light make no random choice"),
     ),
     "The light and the advanced pipeline": (
-        Key("loss", Kind.WORD, f"What tells a good model: {_listed(LossKind)}", "distillation"),
-        Key("bn_reference", Kind.WORD, f"Whose channel statistics count: {_listed(BatchNormReference)}", "float"),
+        _default("loss", Kind.WORD, f"What tells a good model: {_listed(LossKind)}"),
+        _default("bn_reference", Kind.WORD, f"Whose channel statistics count: {_listed(BatchNormReference)}"),
     ),
     "Mixed precision: needs a list of bits, and at least one of compression, max_loss and limits": (
         _example("compression", Kind.NUMBER, "The most bytes, relative to the float file", 0.18),
         _example("max_loss", Kind.NUMBER, "The most loss, measured on the assembled model", 0.05),
         _example("limits", Kind.WORDS, "Further limits, such as bops=0.05", ("bops=0.05",)),
         _example("costs", Kind.WORDS, "Your own costs, from a CSV of layer,precision,cost", ("latency=latency.csv",)),
-        Key("minimise", Kind.WORD, "The cost to make small under the most loss", "size"),
+        _default("minimise", Kind.WORD, "The cost to make small under the most loss"),
         _example("pins", Kind.WORDS, "Fix layers, such as '*fc*=w8a8'", ("*classifier*=w8a8",)),
     ),
     "The advanced pipeline": (
-        Key("engine", Kind.WORD, f"Who makes the gradients: {_listed(Engine)}", "auto"),
-        Key("layer_optimizer", Kind.WORD, f"What trains the layers: {_listed(LayerOptimizer)}", "adaquant"),
-        Key("training", Kind.WORD, f"Learning rates and iterations: {_listed(Training)}", "standard"),
-        Key("steps", Kind.INTEGER, "Iterations a layer", 100),
-        Key("strict", Kind.FLAG, "Fail where an op has no gradient, instead of going on without it", False),
+        _default("engine", Kind.WORD, f"Who makes the gradients: {_listed(Engine)}"),
+        _default("layer_optimizer", Kind.WORD, f"What trains the layers: {_listed(LayerOptimizer)}"),
+        _default("training", Kind.WORD, f"Learning rates and iterations: {_listed(Training)}"),
+        _default("steps", Kind.INTEGER, "Iterations a layer"),
+        _default("strict", Kind.FLAG, "Fail where an op has no gradient, instead of going on without it"),
         _example("workers", Kind.INTEGER, "Layers trained side by side (else one a core)", 2),
     ),
     "Files, seen from the folder in which the command runs": (

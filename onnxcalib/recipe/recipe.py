@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from onnxcalib.errors import RecipeError
-from onnxcalib.numerics.loss import LossKind
+from onnxcalib.numerics.losses import LossKind
 from onnxcalib.recipe.choices import (
     BatchNormReference,
     Engine,
@@ -19,6 +20,17 @@ from onnxcalib.recipe.choices import (
 )
 
 LEAST_BLOCK = 16
+# What fields that are None stand for: only a pipeline that reads a field may have it set.
+DEFAULTS: Mapping[str, Any] = {
+    "loss": LossKind.DISTILLATION,
+    "bn_reference": BatchNormReference.FLOAT,
+    "minimise": "size",
+    "engine": Engine.AUTO,
+    "layer_optimizer": LayerOptimizer.ADAQUANT,
+    "training": Training.STANDARD,
+    "steps": 100,
+    "strict": False,
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,11 @@ class Recipe:
         """Whether activations stay float."""
         return self.bits[0].weight_only
 
+    def get(self, name: str) -> Any:
+        """A field, or what stands for it where it is not set."""
+        value = getattr(self, name)
+        return DEFAULTS.get(name) if value is None else value
+
     def _check_weight_only(self) -> None:
         if len({precision.weight_only for precision in self.bits}) > 1:
             listed = ",".join(map(str, self.bits))
@@ -130,3 +147,4 @@ class Recipe:
 MIXED = ("compression", "max_loss", "limits", "costs", "minimise", "pins")
 ADVANCED = ("engine", "layer_optimizer", "training", "steps", "strict")
 OPTION_NAMES = {"limits": "limit", "costs": "cost", "pins": "pin"}
+RECIPE_FIELDS = frozenset(field.name for field in fields(Recipe))

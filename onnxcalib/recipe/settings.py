@@ -11,9 +11,7 @@ from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.errors import RecipeError
 from onnxcalib.recipe.choices import Pipeline
 from onnxcalib.recipe.keys import IMAGES
-from onnxcalib.recipe.recipe import Recipe
-
-RECIPE_FIELDS = frozenset(field.name for field in fields(Recipe))
+from onnxcalib.recipe.recipe import RECIPE_FIELDS, Recipe
 
 
 @dataclass(frozen=True)

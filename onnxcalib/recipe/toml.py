@@ -13,8 +13,8 @@ from onnxcalib.errors import RecipeError, near
 from onnxcalib.recipe.choices import ENUMS, Precision, parse_bits, parse_choice
 from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, KEYS, Key, Kind
 from onnxcalib.recipe.presets import PRESETS, preset_options
-from onnxcalib.recipe.recipe import Recipe
-from onnxcalib.recipe.settings import RECIPE_FIELDS, Settings, options_of, settings_of
+from onnxcalib.recipe.recipe import RECIPE_FIELDS, Recipe
+from onnxcalib.recipe.settings import Settings, options_of, settings_of
 
 _IMAGE_KEYS = {key.name: key for key in IMAGE_KEYS}
 

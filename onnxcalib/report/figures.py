@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from onnxcalib.analysis.layer_rows import ReportData, worst_rows
 from onnxcalib.report.names import label_layers, short
-from onnxcalib.report.numbers import Numbers, worst_rows
 from onnxcalib.report.plots import LOOKS, pyplot
 from onnxcalib.report.svg import (
     BAND,
@@ -27,9 +27,9 @@ SHOWN_WORST = 4
 FEW = 60  # layers up to which points are joined and bars have gaps
 
 
-def draw(numbers: Numbers) -> dict[str, Picture]:
+def draw(numbers: ReportData) -> dict[str, Picture]:
     """Every figure that the numbers have something for, by name."""
-    makers: tuple[Callable[[Numbers], Drawing | None], ...] = (
+    makers: tuple[Callable[[ReportData], Drawing | None], ...] = (
         bits, sensitivity, curve, noise, hurting, histograms, tuning, size,
     )  # fmt: skip
     pictures = {}
@@ -41,7 +41,7 @@ def draw(numbers: Numbers) -> dict[str, Picture]:
     return pictures
 
 
-def bits(numbers: Numbers) -> Drawing | None:
+def bits(numbers: ReportData) -> Drawing | None:
     """Weight and activation bits along the network."""
     rows = numbers["layers"]
     drawn, (top, bottom) = drawing("bits", "Bits of every layer, from input to output", 3.9, 2, sharex=True)
@@ -62,7 +62,7 @@ def bits(numbers: Numbers) -> Drawing | None:
     return drawn
 
 
-def sensitivity(numbers: Numbers) -> Drawing | None:
+def sensitivity(numbers: ReportData) -> Drawing | None:
     """The increase of the loss by layer and precision."""
     table = numbers["sensitivity"]
     if table is None:
@@ -93,7 +93,7 @@ def sensitivity(numbers: Numbers) -> Drawing | None:
     return drawn
 
 
-def curve(numbers: Numbers) -> Drawing | None:
+def curve(numbers: ReportData) -> Drawing | None:
     """Loss against size by the integer program and both greedy rules, and what was chosen."""
     points, chosen = numbers["curve"], numbers["chosen"]
     if not points:
@@ -117,7 +117,7 @@ def curve(numbers: Numbers) -> Drawing | None:
     return drawn
 
 
-def noise(numbers: Numbers) -> Drawing | None:
+def noise(numbers: ReportData) -> Drawing | None:
     """Signal to noise of every layer, alone and with all that comes before it."""
     rows = [row for row in numbers["layers"] if row["sqnr_db"] is not None]
     if not rows:
@@ -144,7 +144,7 @@ def noise(numbers: Numbers) -> Drawing | None:
     return drawn
 
 
-def hurting(numbers: Numbers) -> Drawing | None:
+def hurting(numbers: ReportData) -> Drawing | None:
     """The layers that alone cost the float model the most."""
     rows = worst_rows(numbers["layers"])
     if not rows:
@@ -164,7 +164,7 @@ def hurting(numbers: Numbers) -> Drawing | None:
     return drawn
 
 
-def histograms(numbers: Numbers) -> Drawing | None:
+def histograms(numbers: ReportData) -> Drawing | None:
     """Weights and inputs of the worst layers, with the ranges of their grids."""
     rows = numbers["histograms"][:SHOWN_WORST]
     if not rows:
@@ -180,7 +180,7 @@ def histograms(numbers: Numbers) -> Drawing | None:
     return drawn
 
 
-def _histogram(axes: Any, spread: Numbers, title: str) -> None:
+def _histogram(axes: Any, spread: ReportData, title: str) -> None:
     step = (spread["high"] - spread["low"]) / len(spread["counts"])
     edges = [spread["low"] + step * place for place in range(len(spread["counts"]) + 1)]
     axes.axvspan(spread["grid_low"], spread["grid_high"], color=BAND, lw=0)
@@ -193,7 +193,7 @@ def _histogram(axes: Any, spread: Numbers, title: str) -> None:
     axes.tick_params(labelsize=7)
 
 
-def tuning(numbers: Numbers) -> Drawing | None:
+def tuning(numbers: ReportData) -> Drawing | None:
     """Held-out losses before and after each step."""
     rows = numbers["stages"]
     if not rows:
@@ -213,7 +213,7 @@ def tuning(numbers: Numbers) -> Drawing | None:
     return drawn
 
 
-def size(numbers: Numbers) -> Drawing | None:
+def size(numbers: ReportData) -> Drawing | None:
     """Where the bytes of the file are."""
     parts = {name: count for name, count in numbers["bytes"].items() if count}
     if not parts:

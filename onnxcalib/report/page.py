@@ -6,7 +6,7 @@ import html
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from onnxcalib.report.numbers import Numbers, worst_rows
+from onnxcalib.analysis.layer_rows import ReportData, worst_rows
 from onnxcalib.report.svg import Picture
 
 STYLE = """
@@ -32,7 +32,7 @@ th { color: var(--muted); font-weight: 600; } .number { text-align: right; font-
 """
 
 
-def page(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+def page(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     """The whole page."""
     repeat = numbers["repeat"]
     sections = (
@@ -57,7 +57,7 @@ def page(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
     )
 
 
-def _outcome(numbers: Numbers) -> str:
+def _outcome(numbers: ReportData) -> str:
     asked, out = numbers["asked"], numbers["outcome"]
     before, after = out["float"], out["quantized"]
     share = 100 * after["bytes"] / before["bytes"]
@@ -82,7 +82,7 @@ def _outcome(numbers: Numbers) -> str:
     )
 
 
-def _bits(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+def _bits(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     counts: dict[str, int] = {}
     for row in numbers["layers"]:
         counts[row["bits"]] = counts.get(row["bits"], 0) + 1
@@ -90,7 +90,7 @@ def _bits(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
     return f"<p>{len(numbers['layers'])} layers: {mix}.</p>" + _figure(pictures, "bits")
 
 
-def _sensitivity(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+def _sensitivity(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     if numbers["sensitivity"] is None:
         return (
             "<p>One precision was asked for, so nothing was measured to choose from. Which layers cost the most at it "
@@ -105,7 +105,7 @@ def _sensitivity(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
     )
 
 
-def _curve(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+def _curve(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     chosen = numbers["chosen"]
     if chosen is None:
         return "<p>There is a curve where bits are mixed: <code>--bits w4a4,w8a8 --compression 0.18</code>.</p>"
@@ -119,7 +119,7 @@ def _curve(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
     )
 
 
-def _layers(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+def _layers(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     worst = worst_rows(numbers["layers"])
     if worst:
         names = ("layer", "bits", "share, %", "SQNR, dB", "alone, dB", "to help it, type")
@@ -155,7 +155,7 @@ def _layers(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
     )
 
 
-def _histograms(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+def _histograms(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     if not numbers["histograms"]:
         return "<p>No layer hurts enough to be looked at.</p>"
     rows = []
@@ -172,7 +172,7 @@ def _histograms(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
     return note + _figure(pictures, "histograms") + _table(("layer", "of", "values", "grid", "clipped, %"), rows, {4})
 
 
-def _tuning(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
+def _tuning(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     if not numbers["stages"]:
         return "<p>The plain pipeline tunes nothing: add <code>--pipeline light</code> or <code>advanced</code>.</p>"
     rows = [
@@ -182,14 +182,14 @@ def _tuning(numbers: Numbers, pictures: Mapping[str, Picture]) -> str:
     return _figure(pictures, "tuning") + _table(("step", "before", "after", "kept"), rows, {1, 2})
 
 
-def _float(numbers: Numbers) -> str:
+def _float(numbers: ReportData) -> str:
     if not numbers["float"]:
         return "<p>Every Conv, Gemm and MatMul is quantized.</p>"
     rows = [(_code(row["node"]), row["op"], _text(row["reason"])) for row in numbers["float"]]
     return f"<div class=scroll>{_table(('node', 'op', 'why'), rows)}</div>"
 
 
-def _repeat(repeat: Numbers) -> str:
+def _repeat(repeat: ReportData) -> str:
     hashes = [(name, _code(value)) for name, value in repeat["sha256"].items()]
     versions = [(_text(name), _text(value)) for name, value in repeat["versions"].items()]
     return (

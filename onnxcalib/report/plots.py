@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxcalib.errors import OutputError
-from onnxcalib.model.io import check_writable, replacing
-from onnxcalib.stages.curve import Point
+from onnxcalib.files import check_writable, replacing
+from onnxcalib.mixed_precision.curve import Point
 
 # Told apart by shape as well as by colour.
 LOOKS = {

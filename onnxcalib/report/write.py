@@ -9,24 +9,25 @@ from typing import Any
 
 import onnx
 
+from onnxcalib.analysis.diagnose import diagnose
+from onnxcalib.analysis.evaluate import evaluate_files
+from onnxcalib.analysis.histograms import spreads
+from onnxcalib.analysis.layer_rows import ReportData, layer_rows, with_advice, worst_rows
 from onnxcalib.data import Dataset, Preprocess, open_data
 from onnxcalib.errors import OutputError
-from onnxcalib.job import read_prepared, silent
+from onnxcalib.files import check_writable, replacing
 from onnxcalib.model.equalize import equalized_as
-from onnxcalib.model.io import check_writable, constant_bytes, load, replacing, write_model
+from onnxcalib.model.io import constant_bytes, load, write_model
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.quantized import read_quantized
+from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.pipeline import Result
-from onnxcalib.report import numbers as collect
+from onnxcalib.pipeline.result import Result
+from onnxcalib.progress import Progress, silent
+from onnxcalib.report import data as collect
 from onnxcalib.report.figures import SHOWN_WORST, draw
-from onnxcalib.report.numbers import Numbers
 from onnxcalib.report.page import page
 from onnxcalib.report.plots import pyplot
-from onnxcalib.stages.calibrate import Progress
-from onnxcalib.stages.diagnose import diagnose
-from onnxcalib.stages.evaluate import evaluate_files
-from onnxcalib.stages.spreads import spreads
 from onnxcalib.targets import find_target
 
 
@@ -55,7 +56,7 @@ def write_report(
     test: Any = None,
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
-) -> Numbers:
+) -> ReportData:
     """Writes FILE.html, FILE.json and FILE_figures/ about a result, and gives back the numbers.
 
     Model and calibration are what it was made from; test data, where there is some, is what it is measured on.
@@ -74,7 +75,7 @@ def write_report(
     return found
 
 
-def publish(found: Numbers, path: Path) -> None:
+def publish(found: ReportData, path: Path) -> None:
     """Draws and writes a report from its numbers alone."""
     check_report(path)
     pictures = draw(found)
@@ -96,16 +97,16 @@ class _Run:
     shown: str  # the model as the user knows it
 
 
-def _gather(run: _Run, test: Dataset | None, progress: Progress) -> Numbers:
+def _gather(run: _Run, test: Dataset | None, progress: Progress) -> ReportData:
     result, data = run.result, run.calibration
     measured_on = data if test is None else test
     evaluations = evaluate_files([run.model, run.output], measured_on, run.model, progress)
     prepared = equalized_as(read_prepared(run.model, find_target(result.recipe.target)), result.model)
     listed, file = find_layers(prepared), read_quantized(result.model)
     diagnosis = diagnose(prepared, listed.layers, file, data, progress)
-    rows = collect.layer_rows(file, listed, diagnosis)
-    collect.with_advice(rows, result.recipe, constant_bytes(result.model) / max(constant_bytes(prepared.proto), 1))
-    worst = [listed[row["layer"]] for row in collect.worst_rows(rows, SHOWN_WORST)]
+    rows = layer_rows(file, listed, diagnosis)
+    with_advice(rows, result.recipe, constant_bytes(result.model) / max(constant_bytes(prepared.proto), 1))
+    worst = [listed[row["layer"]] for row in worst_rows(rows, SHOWN_WORST)]
     return {
         "format": collect.FORMAT,
         "asked": collect.asked(result.recipe),

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from onnxcalib.numerics.grid import GridKind
+from onnxcalib.numerics.quant_params import GridKind
 
 BLOCK_OPSET = 21  # the first with int4 tensors and with scales for blocks
 

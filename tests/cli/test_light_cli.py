@@ -13,7 +13,7 @@ from command_line import call, said_by
 
 import onnxcalib
 from models import conv_net, feed_for, run
-from onnxcalib.stages.sensitivity_files import load
+from onnxcalib.mixed_precision.table_files import load
 
 MODELS = Path(onnxcalib.__file__).parents[1] / "models"
 MIX = ("--pipeline", "light", "--bits", "w4a4,w8a8", "--ranges", "minmax")

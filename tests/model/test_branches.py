@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from onnxcalib.algorithms.calibration import calibrate
 from onnxcalib.data import open_data
-from onnxcalib.engine.inference import Session
 from onnxcalib.model.branches import Branch, branch_model, find_branches, outer_part, with_branch
 from onnxcalib.model.graph import attributes
 from onnxcalib.model.layers import find_layers, weights_of
@@ -16,11 +16,11 @@ from onnxcalib.model.placement import place
 from onnxcalib.model.prepare import Model, prepare
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.grid import make_grid, quantize
+from onnxcalib.numerics.quant_params import make_grid, quantize
+from onnxcalib.pipeline.branch_data import BranchData
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.recipe import Precision
-from onnxcalib.stages.branch_data import BranchData
-from onnxcalib.stages.calibrate import calibrate
+from onnxcalib.runtime.session import Session
 from onnxcalib.targets import find_target
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'

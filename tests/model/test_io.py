@@ -11,11 +11,12 @@ from onnx import external_data_helper
 
 from models import build, conv_net, feed_for, initializer, normal, run
 from onnxcalib import quantize
-from onnxcalib.engine import inference
-from onnxcalib.engine.inference import Session
 from onnxcalib.errors import ModelError, OutputError
+from onnxcalib.files import check_writable, replacing
 from onnxcalib.model import io
-from onnxcalib.model.io import check_writable, file_bytes, load, read_model, replacing, write_model
+from onnxcalib.model.io import file_bytes, load, read_model, write_model
+from onnxcalib.runtime import session as inference
+from onnxcalib.runtime.session import Session
 
 
 def large_model() -> onnx.ModelProto:

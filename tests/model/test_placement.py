@@ -8,7 +8,7 @@ from models import BUILDERS, build, conv_net, normal
 from onnxcalib.model.layers import choose, find_layers
 from onnxcalib.model.placement import Places, place
 from onnxcalib.model.prepare import Model
-from onnxcalib.pipeline import read_prepared
+from onnxcalib.model.read import read_prepared
 from onnxcalib.targets import find_target
 
 

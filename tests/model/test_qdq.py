@@ -18,10 +18,10 @@ from models import BUILDERS, build, conv_net, feed_for, initializer, normal, op_
 from onnxcalib import Precision, RangeMethod, Recipe, Result, quantize
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.read import read_prepared
 from onnxcalib.model.storage import Constants, Packed, pack, unpack, unpacking_nodes
-from onnxcalib.numerics.grid import dequantize
-from onnxcalib.numerics.grid import quantize as codes_of
-from onnxcalib.pipeline import read_prepared
+from onnxcalib.numerics.quant_params import dequantize
+from onnxcalib.numerics.quant_params import quantize as codes_of
 from onnxcalib.targets import Storage, find_target
 
 UNOPTIMIZED = {"graph_optimization_level": ort.GraphOptimizationLevel.ORT_DISABLE_ALL}

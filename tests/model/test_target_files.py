@@ -15,17 +15,17 @@ from onnx.reference.op_run import OpRun
 
 from models import BUILDERS, Arrays, build, conv_net, feed_for, normal, op_types, run, session_of
 from onnxcalib import Precision, RangeMethod, Recipe, Result, quantize
+from onnxcalib.analysis.evaluate import evaluate
 from onnxcalib.checks.check import check_model
 from onnxcalib.errors import ModelError
-from onnxcalib.job import Job, read_prepared, start
 from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.read import read_prepared
 from onnxcalib.model.storage import stored_bytes
-from onnxcalib.pipeline import evaluate
+from onnxcalib.pipeline.job import Job, start
+from onnxcalib.pipeline.stages import statistics, uniform_plan
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Pipeline, parse_bits
-from onnxcalib.stages.calibrate import calibrate
-from onnxcalib.steps import fixed_plan
 from onnxcalib.targets import NAMES, Storage, find_target
 
 UNOPTIMIZED = {"graph_optimization_level": ort.GraphOptimizationLevel.ORT_DISABLE_ALL}
@@ -35,7 +35,7 @@ CASTS_INT4 = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 20)
 def planned(model: onnx.ModelProto, target: str, bits: str) -> tuple[Job, QuantPlan]:
     recipe = Recipe(bits=(Precision.parse(bits),), target=target, ranges=RangeMethod.MINMAX)
     job = start(model, feed_for(model), recipe).jobs[0]
-    return job, fixed_plan(job, calibrate(job.model, job.places, job.data, job.progress))
+    return job, uniform_plan(job, statistics(job))
 
 
 def quantized(model: onnx.ModelProto, target: str, bits: str = "w8a8", **options: object) -> Result:

@@ -20,16 +20,16 @@ from command_line import call
 
 from models import conv_net, feed_for, run
 from onnxcalib import OutputError, Pipeline, RangeMethod, Recipe, quantize, write_report
-from onnxcalib.job import read_prepared
-from onnxcalib.model.extract import with_outputs
+from onnxcalib.analysis.advice import advice
+from onnxcalib.analysis.layer_rows import layer_rows
 from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.quantized import read_quantized
+from onnxcalib.model.read import read_prepared
+from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.recipe import parse_bits, read_recipe
 from onnxcalib.report import plots
-from onnxcalib.report.advice import advice
 from onnxcalib.report.figures import bits
 from onnxcalib.report.names import LONGEST, MOST, label_layers, short
-from onnxcalib.report.numbers import layer_rows
 from onnxcalib.report.svg import finish
 from onnxcalib.report.write import check_report
 from onnxcalib.targets import find_target

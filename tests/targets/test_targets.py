@@ -13,9 +13,9 @@ from onnx import numpy_helper
 
 from models import conv_net, feed_for
 from onnxcalib import Precision, RangeMethod, Recipe, quantize
+from onnxcalib.cli.target_tables import constraints
 from onnxcalib.errors import RecipeError
 from onnxcalib.recipe import Pipeline, parse_bits
-from onnxcalib.report.targets import constraints
 from onnxcalib.targets import NAMES, TARGETS, Bias, Format, Severity, find_target
 from onnxcalib.targets.reading import KEYS, REQUIRED, rules
 

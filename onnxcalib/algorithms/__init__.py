@@ -1,0 +1,1 @@
+"""What decides quantization parameters: calibration, rounding, equalization, tuning."""

@@ -1,0 +1,207 @@
+"""Batch-norm tuning: channel statistics restored through the quantized model, re-fused into scales and biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxcalib.algorithms.rounding import least_scale
+from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.data import Dataset
+from onnxcalib.model.channel_statistics import (
+    TINY_VARIANCE,
+    bound_names,
+    mean_name,
+    variance_name,
+    wanted_name,
+    with_statistics,
+)
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.qdq import write_qdq
+from onnxcalib.numerics.quant_params import Grid, along
+from onnxcalib.plan import LayerParams, QuantPlan
+from onnxcalib.progress import Progress
+from onnxcalib.recipe import BatchNormReference
+from onnxcalib.runtime.session import Session, Tensors, samples_in
+from onnxcalib.targets import Target
+
+FloatArray = npt.NDArray[np.float64]
+
+BATCH = 32
+ROUNDS = 6
+# A channel whose spread is off by more is broken, not shrunk: no factor repairs it, and a huge one spoils the grid.
+LIMITS = (0.25, 4.0)
+FAR = np.float32(1e30)  # a bound that nothing reaches
+
+
+@dataclass(frozen=True)
+class ChannelStatistics:
+    """Mean and variance of each channel after a layer's bias."""
+
+    mean: FloatArray
+    variance: FloatArray
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The tuned plan, and the held-out loss before and after."""
+
+    plan: QuantPlan
+    before: float
+    after: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """What every round works on."""
+
+    model: Model
+    layers: Sequence[Layer]
+    target: Target
+    data: Dataset
+    teacher: Teacher
+    reference: BatchNormReference
+
+    def tune(self, plan: QuantPlan, progress: Progress) -> Tuned:
+        """Rounds of tuning for as long as the held-out loss falls; the best plan of all is kept."""
+        before = best = self._loss(plan)
+        if not any(layer.takes_bias for layer in self.layers):
+            return Tuned(plan, before, before, 0)
+        wanted: list[Tensors] = []
+        for done in range(ROUNDS):
+            float_stats, quantized_stats = self.statistics(plan, progress, done, wanted)
+            trials = [
+                refuse(plan, self.layers, self.target, float_stats, quantized_stats, scale=scale)
+                for scale in (True, False)
+            ]
+            losses = [self._loss(trial) for trial in trials]
+            if min(losses) >= best:
+                return Tuned(plan, before, best, done)
+            best = min(losses)
+            plan = trials[losses.index(best)]
+        return Tuned(plan, before, best, ROUNDS)
+
+    def _loss(self, plan: QuantPlan) -> float:
+        return self.teacher.loss_of(write_qdq(self.model, self.layers, plan, self._plain()))
+
+    def _plain(self) -> Target:
+        return self.target.simulated
+
+    def statistics(
+        self, plan: QuantPlan, progress: Progress, done_rounds: int = 0, wanted: list[Tensors] | None = None
+    ) -> tuple[dict[str, ChannelStatistics], dict[str, ChannelStatistics]]:
+        """Statistics of the float model, and of the quantized one whose earlier layers are already corrected.
+
+        The float model's, batch by batch, are kept in the given list for the next round.
+        """
+        layers = [layer for layer in self.layers if layer.takes_bias]
+        wanted = [] if wanted is None else wanted
+        teacher = Session(with_statistics(self.model.proto, layers)) if not wanted else None
+        quantized = write_qdq(self.model, self.layers, plan, self._plain())
+        pupil = Session(with_statistics(quantized, layers, LIMITS))
+        sums = (_Sums(layers), _Sums(layers))
+        done = 0
+        for place, feed in enumerate(self.data.batches(BATCH)):
+            samples = samples_in(feed, self.data)
+            if teacher is not None:
+                wanted.append(self._wanted(layers, teacher.run(feed)))
+            sums[0].add(wanted[place], samples)
+            sums[1].add(pupil.run({**feed, **_as_inputs(layers, wanted[place])}), samples)
+            done += samples
+            progress("batch norm", done_rounds * len(self.data) + done, ROUNDS * len(self.data))
+        return sums[0].statistics(), sums[1].statistics()
+
+    def _wanted(self, layers: Sequence[Layer], measured: Tensors) -> Tensors:
+        if self.reference is BatchNormReference.FLOAT:
+            return measured
+        wanted = dict(measured)
+        for layer in layers:
+            if layer.batch_norm is not None:
+                wanted[mean_name(layer)] = layer.batch_norm.beta
+                wanted[variance_name(layer)] = layer.batch_norm.gamma**2
+                # They were learned with all outliers in.
+                low, high = bound_names(layer)
+                wanted[low], wanted[high] = -FAR * np.ones_like(wanted[low]), FAR * np.ones_like(wanted[high])
+        return wanted
+
+
+def _as_inputs(layers: Sequence[Layer], wanted: Tensors) -> Tensors:
+    names = [name for layer in layers for name in (mean_name(layer), variance_name(layer), *bound_names(layer))]
+    return {wanted_name(name): wanted[name] for name in names}
+
+
+class _Sums:
+    """Averages of batch statistics, weighted by samples."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._layers = layers
+        self._means = {layer.name: np.zeros(layer.channels) for layer in layers}
+        self._variances = {layer.name: np.zeros(layer.channels) for layer in layers}
+        self._samples = 0
+
+    def add(self, tensors: Tensors, samples: int) -> None:
+        for layer in self._layers:
+            self._means[layer.name] += samples * tensors[mean_name(layer)].astype(np.float64)
+            self._variances[layer.name] += samples * tensors[variance_name(layer)].astype(np.float64)
+        self._samples += samples
+
+    def statistics(self) -> dict[str, ChannelStatistics]:
+        return {
+            name: ChannelStatistics(self._means[name] / self._samples, self._variances[name] / self._samples)
+            for name in self._means
+        }
+
+
+def refuse(
+    plan: QuantPlan,
+    layers: Sequence[Layer],
+    target: Target,
+    wanted: Mapping[str, ChannelStatistics],
+    found: Mapping[str, ChannelStatistics],
+    *,
+    scale: bool,
+) -> QuantPlan:
+    """Folds the correction of every measured layer into its scales and bias; the integer codes stay."""
+    params = dict(plan.layers)
+    for layer in layers:
+        if layer.name in wanted:
+            grid = plan.layer_input(layer.input)
+            pair = (wanted[layer.name], found[layer.name])
+            params[layer.name] = refuse_layer(params[layer.name], layer, target, grid, *pair, scale=scale)
+    return replace(plan, layers=params)
+
+
+def refuse_layer(
+    params: LayerParams,
+    layer: Layer,
+    target: Target,
+    activation: Grid | None,
+    wanted: ChannelStatistics,
+    found: ChannelStatistics,
+    *,
+    scale: bool,
+) -> LayerParams:
+    """y becomes f * (y - found mean) + wanted mean, with f the ratio of the spreads, positive and within limits."""
+    bias = np.zeros(layer.channels) if params.bias is None else params.bias.astype(np.float64)
+    factor = np.ones(layer.channels)
+    if scale and params.grid.axis is not None and not target.power_of_two:
+        ratio = (wanted.variance + TINY_VARIANCE) / (found.variance + TINY_VARIANCE)
+        factor = np.clip(np.sqrt(ratio), *LIMITS)
+    shift = wanted.mean - factor * found.mean
+    tuned = (factor * bias + shift).astype(np.float32)
+    if params.grid.axis is None:
+        return replace(params, bias=tuned)
+    # A scale that shrank below what the int32 bias needs is held there, and the shift follows it.
+    if params.grid.block is None:
+        least = least_scale(layer, target, tuned, activation, per_channel=True)
+        factor = np.maximum(factor, least.astype(np.float32) / params.grid.scale)
+    tuned = (factor * bias + (wanted.mean - factor * found.mean)).astype(np.float32)
+    spread = factor if params.grid.block is None else along(factor, layer.channel_axis, params.grid.scale.ndim)
+    scales = (params.grid.scale * spread).astype(np.float32)
+    weight = params.weight * along(factor.astype(np.float32), layer.channel_axis, params.weight.ndim)
+    return replace(params, grid=replace(params.grid, scale=scales), bias=tuned, weight=weight)

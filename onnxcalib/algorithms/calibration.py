@@ -1,0 +1,53 @@
+"""Statistics of every tensor that will be quantized, streamed over the calibration data in two passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxcalib.data import Dataset
+from onnxcalib.errors import ModelError
+from onnxcalib.model.placement import Places
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.numerics.statistics import Extremes, Histogram, TensorStatistics
+from onnxcalib.progress import Progress
+from onnxcalib.runtime.session import Session, fitting_batch, stream
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What calibration learned, by tensor."""
+
+    tensors: Mapping[str, TensorStatistics]
+    samples: int
+
+
+def calibrate(model: Model, places: Places, data: Dataset, progress: Progress) -> Statistics:
+    """Requires a prepared model; the extremes come first, for the histograms lie between them."""
+    # Tensors that keep another's grid need no statistics of their own.
+    names = [tensor.name for tensor in places.tensors.values() if tensor.same_grid_as is None]
+    if not names:  # only weights are quantized
+        return Statistics({}, len(data))
+    session = Session(with_outputs(model.proto, names), model.source)
+    batch = fitting_batch(session, data)
+    extremes = {name: Extremes() for name in names}
+    total, done = 2 * len(data), 0
+    for samples, tensors in stream(session, data, batch):
+        for name in names:
+            extremes[name].update(tensors[name], samples)
+        done += samples
+        progress("calibrate", done, total)
+    for name, seen in extremes.items():
+        if not seen.is_finite:
+            raise ModelError(
+                f"{model.source}: tensor '{name}' becomes NaN or infinite on the calibration data.",
+                "Check that the data is preprocessed as the model expects.",
+            )
+    histograms = {name: Histogram(extremes[name]) for name in names}
+    for samples, tensors in stream(session, data, batch):
+        for name in names:
+            histograms[name].update(tensors[name], samples)
+        done += samples
+        progress("calibrate", done, total)
+    return Statistics({name: histogram.statistics() for name, histogram in histograms.items()}, len(data))

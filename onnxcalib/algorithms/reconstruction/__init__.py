@@ -1,0 +1,1 @@
+"""What trains weights, biases and scales: layer by layer, or the network end to end."""

@@ -1,0 +1,104 @@
+"""Tensors of a model on the calibration data, kept in files and read a few samples at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxcalib.data import Dataset
+from onnxcalib.model.subgraph import upstream
+from onnxcalib.numerics.quant_params import Grid, fake_quantize
+from onnxcalib.runtime.session import Session, samples_in
+
+FloatArray = npt.NDArray[np.float32]
+
+BATCH = 16
+
+
+class Spilled:
+    """The samples of one tensor in a file; memory holds only what is being read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.shape: tuple[int, ...] | None = None  # of a sample, with as many rows as it takes
+        self.samples = 0
+        self._squares = 0.0
+        path.write_bytes(b"")
+
+    @property
+    def energy(self) -> float:
+        """The mean square of all elements."""
+        assert self.shape is not None
+        return self._squares / max(self.samples * int(np.prod(self.shape)), 1)
+
+    def append(self, rows: FloatArray, samples: int) -> bool:
+        """Takes a batch; False where its rows do not belong to samples one by one."""
+        if rows.ndim == 0 or len(rows) % samples:
+            return False
+        shape = (len(rows) // samples, *rows.shape[1:])
+        if self.shape not in (None, shape):
+            return False
+        self.shape = shape
+        self.samples += samples
+        flat = np.ascontiguousarray(rows, np.float32).reshape(-1)
+        self._squares += float(np.dot(flat, flat))
+        # A large model has more tensors than a process may hold files open.
+        with self.path.open("ab") as file:
+            flat.tofile(file)
+        return True
+
+    def read(self, chosen: Sequence[int]) -> FloatArray:
+        """The rows of some samples, one sample after the other."""
+        assert self.shape is not None
+        each = int(np.prod(self.shape))
+        rows = np.empty((len(chosen), each), np.float32)
+        with self.path.open("rb", buffering=0) as file:
+            for place, sample in enumerate(chosen):
+                file.seek(4 * each * sample)
+                file.readinto(rows[place].data)
+        return rows.reshape(len(chosen) * self.shape[0], *self.shape[1:])
+
+    def on_grid(self, grid: Grid, path: Path) -> Spilled:
+        """The same samples, moved onto a grid, in another file."""
+        moved = Spilled(path)
+        for start in range(0, self.samples, BATCH):
+            chosen = range(start, min(start + BATCH, self.samples))
+            moved.append(fake_quantize(self.read(chosen), grid), len(chosen))
+        return moved
+
+    def close(self) -> None:
+        """Removes the file."""
+        self.path.unlink(missing_ok=True)
+
+
+def capture(
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    data: Dataset,
+    folder: Path,
+    grids: Mapping[str, Grid] = {},
+    known: Mapping[str, Spilled] = {},
+) -> dict[str, Spilled]:
+    """Runs the model up to the named tensors, from known ones where it can; a grid moves its tensor onto it."""
+    given = {value.name for value in model.graph.input}
+    made = [name for name in dict.fromkeys(names) if name not in given]
+    part, reads = upstream(model, made, known)
+    session = Session(part) if made else None
+    spilled = {name: Spilled(folder / f"{place}.bin") for place, name in enumerate(dict.fromkeys(names))}
+    done = 0
+    for feed in data.batches(BATCH):
+        samples = samples_in(feed, data)
+        chosen = range(done, done + samples)
+        done += samples
+        tensors = dict(feed)
+        if session is not None:
+            tensors |= session.run({name: known[name].read(chosen) if name in known else feed[name] for name in reads})
+        for name in list(spilled):
+            rows = fake_quantize(tensors[name], grids[name]) if name in grids else tensors[name]
+            if not spilled[name].append(rows, samples):
+                spilled.pop(name).close()
+    return spilled

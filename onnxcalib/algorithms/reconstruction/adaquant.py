@@ -1,0 +1,292 @@
+"""AdaQuant: a layer's weights, bias and ranges trained against its float output, through the quantizers."""
+
+from __future__ import annotations
+
+import math
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxcalib.algorithms.reconstruction.activations import Spilled
+from onnxcalib.algorithms.rounding import least_scale
+from onnxcalib.autodiff.adam import Adam, cosine
+from onnxcalib.autodiff.gradients import Gradients, Loss
+from onnxcalib.model.layer_loss import (
+    BIAS,
+    INPUT_LOW,
+    INPUT_RANGE,
+    ROUNDING,
+    SHARPNESS,
+    STRENGTH,
+    TARGET,
+    WEIGHT,
+    WEIGHT_LOW,
+    WEIGHT_RANGE,
+    LayerLoss,
+    Quantizer,
+    code_bounds,
+    layer_loss,
+    scale_of,
+    starts,
+)
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.prepare import Model
+from onnxcalib.numerics.quant_params import Grid, GridKind, along, make_grid, quantize, with_least_scale
+from onnxcalib.plan import LayerParams
+from onnxcalib.recipe import Engine, LayerOptimizer, Training
+from onnxcalib.targets import Target
+
+FloatArray = npt.NDArray[np.float32]
+Parameters = Mapping[str, FloatArray]
+
+HELD_OUT_SHARE = 8
+HELD_OUT_MOST = 64
+FEWEST = 4  # samples of a batch; the held-out samples are four times as many as a batch needs
+CHECKS = 10
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a layer is trained."""
+
+    steps: int
+    batch: int  # samples at most
+    rows: int | None  # of output positions: as many as this are enough for a step
+    rates: Mapping[str, float]
+    relative: bool  # rates count in steps of the grid, shares of the range and deviations of the output
+    decay: bool  # rates fall to nothing along a cosine
+
+
+PAPER = Schedule(
+    steps=100,
+    batch=50,
+    rows=None,
+    rates={
+        WEIGHT: 1e-5,
+        BIAS: 1e-3,
+        WEIGHT_RANGE: 1e-3,
+        WEIGHT_LOW: 1e-3,
+        INPUT_RANGE: 1e-1,
+        INPUT_LOW: 1e-1,
+        ROUNDING: 2e-2,
+    },
+    relative=False,
+    decay=False,
+)
+STANDARD = Schedule(
+    steps=100,
+    batch=64,
+    rows=16384,
+    rates={
+        WEIGHT: 3e-2,
+        BIAS: 1e-3,
+        WEIGHT_RANGE: 3e-3,
+        WEIGHT_LOW: 3e-3,
+        INPUT_RANGE: 3e-3,
+        INPUT_LOW: 3e-3,
+        ROUNDING: 2e-2,
+    },
+    relative=True,
+    decay=True,
+)
+SCHEDULES = {Training.STANDARD: STANDARD, Training.PAPER: PAPER}
+
+
+@dataclass(frozen=True)
+class LayerProblem:
+    """A layer, where it starts, and what may change."""
+
+    model: Model
+    layer: Layer
+    target: Target
+    start: LayerParams
+    bits: int  # of the weight
+    grid: Grid | None  # on which the layer reads its input; None: that is float
+    input_kind: GridKind | None  # None: the inputs come quantized, or stay float
+    trains_input: bool  # else its grid stays as it is
+    optimizer: LayerOptimizer = LayerOptimizer.ADAQUANT
+
+
+@dataclass(frozen=True)
+class Optimised:
+    """The trained layer, and its held-out error relative to its output, before and after."""
+
+    params: LayerParams
+    before: float
+    after: float
+    obstacle: str | None = None  # why it could not be trained
+
+
+class AbandonedError(Exception):
+    """Nobody waits for this layer any more."""
+
+
+def optimise(
+    problem: LayerProblem,
+    inputs: Spilled,
+    targets: Spilled,
+    schedule: Schedule,
+    engine: Engine,
+    seed: int,
+    threads: int,
+    stop: threading.Event | None = None,
+) -> Optimised:
+    """Trains on most samples; the others choose the best state, which may be the start."""
+    training = LayerTraining(problem, inputs, targets, schedule, engine, threads)
+    rng = np.random.default_rng([seed, zlib.crc32(problem.layer.name.encode()), problem.bits])
+    best, before = training.start, training.judge(training.start)
+    least = before
+    for done in range(1, schedule.steps + 1):
+        if stop is not None and stop.is_set():
+            raise AbandonedError
+        training.step(rng, done)
+        if done % max(schedule.steps // CHECKS, 1) == 0:
+            error = training.judge(training.parameters)
+            if error < least:
+                least, best = error, {name: value.copy() for name, value in training.parameters.items()}
+    if least >= before:
+        return Optimised(problem.start, before, before)
+    return Optimised(training.params(best), before, least)
+
+
+def parts(samples: int) -> tuple[list[int], list[int]]:
+    """The samples to train on, and those that judge; a single one does both."""
+    held = min(samples // HELD_OUT_SHARE, HELD_OUT_MOST)
+    if held == 0:
+        return list(range(samples)), list(range(samples))
+    return list(range(samples - held)), list(range(samples - held, samples))
+
+
+class LayerTraining:
+    """A layer on its way from its start to something better."""
+
+    def __init__(
+        self,
+        problem: LayerProblem,
+        inputs: Spilled,
+        targets: Spilled,
+        schedule: Schedule,
+        engine: Engine,
+        threads: int,
+    ) -> None:
+        assert inputs.shape is not None
+        assert targets.shape is not None
+        self.problem, self.schedule = problem, schedule
+        self.inputs, self.targets = inputs, targets
+        self.train, self.held_out = parts(inputs.samples)
+        self.batch = _batch(schedule, targets.shape, problem.layer)
+        self.held_out = self.held_out[: 4 * self.batch]
+        self.adaround = problem.optimizer is LayerOptimizer.ADAROUND
+        self.loss = _loss(problem, schedule, targets.energy)
+        proto = layer_loss(problem.model, problem.layer, self.loss, (inputs.shape[1:], targets.shape[1:]))
+        self.start = starts(self.loss)
+        self.gradients = Gradients(proto, self.start, engine, threads)
+        self.parameters = self.gradients.parameters
+        self.adam = Adam(self.parameters, {name: schedule.rates[name] for name in self.parameters})
+        self.forward = Loss(proto, threads)
+
+    def step(self, rng: np.random.Generator, done: int) -> None:
+        """One step; `done` counts it."""
+        chosen = rng.choice(self.train, min(self.batch, len(self.train)), replace=False)
+        self.gradients.run(self._feed(sorted(chosen), done / self.schedule.steps))
+        self.adam.step(self.gradients.gradients, cosine(done, self.schedule.steps) if self.schedule.decay else 1.0)
+
+    def judge(self, parameters: Parameters) -> float:
+        """The error on the held-out samples, with every rounding decided."""
+        decided = dict(parameters)
+        if self.adaround:
+            decided[ROUNDING] = np.where(decided[ROUNDING] >= 0, np.float32(20), np.float32(-20))
+        total, size = 0.0, self.batch
+        for place in range(0, len(self.held_out), size):
+            chosen = self.held_out[place : place + size]
+            total += len(chosen) * self.forward.run({**self._feed(chosen, None), **decided})
+        return total / len(self.held_out)
+
+    def _feed(self, chosen: Sequence[int], progress: float | None) -> dict[str, FloatArray]:
+        feed = {self.problem.layer.input: self.inputs.read(chosen), TARGET: self.targets.read(chosen)}
+        if self.adaround:
+            # Roundings move freely at first, then are pushed to decide.
+            late = 0.0 if progress is None else max(0.0, (progress - 0.2) / 0.8)
+            feed[STRENGTH] = np.asarray(0.05 if late else 0.0, np.float32)
+            feed[SHARPNESS] = np.asarray(20 - 18 * late, np.float32)
+        return feed
+
+    def params(self, parameters: Parameters) -> LayerParams:
+        """The trained layer as codes and grids."""
+        problem, loss = self.problem, self.loss
+        values = {name: np.asarray(value * loss.units.get(name, 1.0), np.float32) for name, value in parameters.items()}
+        kind, axis = loss.weights.kind, loss.weights.axis
+        bias = values.get(BIAS, problem.start.bias)
+        grid = problem.start.grid
+        if WEIGHT_RANGE in values:
+            grid = _grid(values[WEIGHT_RANGE], values.get(WEIGHT_LOW), kind, axis)
+        read, own = problem.grid, None
+        if INPUT_RANGE in values and problem.input_kind is not None:
+            read = own = _grid(values[INPUT_RANGE], values.get(INPUT_LOW), problem.input_kind, None)
+        if bias is not None:
+            least = least_scale(problem.layer, problem.target, bias, read, per_channel=axis is not None)
+            grid = with_least_scale(grid, least)
+        weight = self._rounded(parameters[ROUNDING]) if self.adaround else values[WEIGHT]
+        return LayerParams(quantize(weight, grid), grid, bias, weight, own)
+
+    def _rounded(self, rounding: FloatArray) -> FloatArray:
+        quantizer, weight = self.loss.weights, self.loss.weight
+        scale = along(scale_of(quantizer), quantizer.axis, weight.ndim)
+        codes = np.floor(weight / scale) + (rounding >= 0)
+        return np.asarray(np.clip(codes, *code_bounds(quantizer, weight.ndim)) * scale, np.float32)
+
+
+def _batch(schedule: Schedule, shape: Sequence[int], layer: Layer) -> int:
+    """Layers with many output positions learn as much from fewer samples."""
+    if schedule.rows is None:
+        return schedule.batch
+    rows = math.prod(shape) // layer.channels
+    return int(np.clip(math.ceil(schedule.rows / max(rows, 1)), FEWEST, schedule.batch))
+
+
+def _grid(range_: FloatArray, low: FloatArray | None, kind: GridKind, axis: int | None) -> Grid:
+    """The grid that the loss used; a range that has moved off zero keeps its step, not its ends."""
+    if low is None:
+        return make_grid(-range_, range_, kind, axis)
+    (first, last), scale = kind.codes, scale_of(Quantizer(kind, axis, low, range_, trained=True))
+    zero = np.clip(np.rint(first - low / scale), first, last).astype(np.int32)
+    return Grid(scale, zero, kind.bits, kind.signed, first, last, axis)
+
+
+def _quantizer(grid: Grid, kind: GridKind, *, trained: bool) -> Quantizer:
+    low, high = grid.range
+    if kind.symmetric:
+        return Quantizer(kind, grid.axis, -high, high, trained)
+    return Quantizer(kind, grid.axis, low, high - low, trained)
+
+
+def _loss(problem: LayerProblem, schedule: Schedule, energy: float) -> LayerLoss:
+    layer, start = problem.layer, problem.start
+    adaround = problem.optimizer is LayerOptimizer.ADAROUND
+    kind = problem.target.weight_kind(problem.bits)
+    weights = _quantizer(start.grid, kind, trained=not (adaround or kind.power_of_two))
+    inputs = None
+    if problem.input_kind is not None and problem.grid is not None:
+        trained = problem.trains_input and not problem.input_kind.power_of_two
+        inputs = _quantizer(problem.grid, problem.input_kind, trained=trained)
+    bias = start.bias
+    if bias is None and layer.takes_bias:
+        bias = np.zeros(layer.channels, np.float32)
+    loss = LayerLoss(start.weight, weights, inputs, bias, {}, energy, adaround)
+    return replace(loss, units=_units(loss)) if schedule.relative else loss
+
+
+def _units(loss: LayerLoss) -> dict[str, FloatArray | float]:
+    """Steps for weights, ranges for ranges, the output's deviation for the bias."""
+    units: dict[str, FloatArray | float] = {
+        WEIGHT: along(scale_of(loss.weights), loss.weights.axis, loss.weight.ndim),
+        BIAS: max(float(np.sqrt(loss.energy)), 1e-12),
+    }
+    for quantizer, names in ((loss.weights, (WEIGHT_RANGE, WEIGHT_LOW)), (loss.inputs, (INPUT_RANGE, INPUT_LOW))):
+        if quantizer is not None:
+            units |= dict.fromkeys(names, np.maximum(quantizer.range, np.float32(1e-8)))
+    return units

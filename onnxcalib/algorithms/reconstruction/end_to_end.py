@@ -1,0 +1,300 @@
+"""Training through the whole quantized model, towards the float model's outputs: the biases alone, or all at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxcalib.algorithms.rounding import BIAS_STEPS, least_scale
+from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.autodiff.adam import Adam, cosine
+from onnxcalib.autodiff.interface import NoGradientError
+from onnxcalib.autodiff.micro_batches import LANES, Lanes
+from onnxcalib.data import Dataset, first
+from onnxcalib.data.augmentation import endless
+from onnxcalib.model.bottlenecks import bottlenecks
+from onnxcalib.model.channel_statistics import variance_name, with_statistics
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.model_loss import (
+    HINTED,
+    Parameter,
+    bias_name,
+    distillation_loss,
+    input_scale_name,
+    truth_name,
+    weight_name,
+    weight_scale_name,
+)
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.qdq import bias_scale, write_qdq
+from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.numerics.losses import TEMPERATURE, Head, log_probabilities
+from onnxcalib.numerics.quant_params import Grid, along, dequantize, quantize, with_least_scale
+from onnxcalib.plan import LayerParams, QuantPlan
+from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
+from onnxcalib.recipe import Engine
+from onnxcalib.runtime.session import Session, Tensors, samples_in
+from onnxcalib.targets import Placement, Target
+
+FloatArray = npt.NDArray[np.float32]
+
+BATCH = 8
+# A batch goes through the network in pieces whose layers' outputs take this at most; a worker takes some 20 times it.
+PIECE_BYTES = 40 * 10**6
+CHECKS = 10
+JOINT_STEPS = 8  # for each step of a layer that is asked for
+PULL = 0.6  # for plans that were trained by layers, which leaves many weights at the edge of two codes
+# Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
+HINT_SHARE = 3.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What trains through the network, and how fast; None: it stays as it is."""
+
+    stage: str
+    steps: int
+    bias: float  # in deviations of the layer's output
+    before: int = 0  # steps that others take of the same falling rates, before these
+    after: int = 0  # and after
+    weight: float | None = None  # in steps of the grid
+    scale: float | None = None  # in shares of the scale
+    hints: int = 0  # inner tensors that are imitated too, at most
+    pull: float = 1.0  # how far from its code a weight begins, of as far as it was
+    last: bool = False  # the last state is taken: of many checks on few samples the best is one of luck
+    patience: int | None = None  # checks without a gain after which it ends; None: at first the loss often rises
+
+
+BIASES = Schedule("bias tuning", steps=200, bias=3e-3, patience=3)
+JOINT = Schedule("joint AdaQuant", steps=600, after=200, bias=3e-3, weight=2e-3, scale=3e-4, hints=16, last=True)
+# On the scales that are written, which may not move any more.
+SETTLED = replace(JOINT, stage="joint AdaQuant, scales settled", steps=200, before=600, after=0, scale=None)
+
+
+def schedules_for(steps: int | None, *, general: bool) -> tuple[Schedule, Schedule]:
+    """Most of the steps, and the last quarter, on the scales that are written; as many as layers are trained for."""
+    share = 1.0 if steps is None else JOINT_STEPS * steps / (JOINT.steps + SETTLED.steps)
+    early, late = (max(round(share * it.steps), 1) for it in (JOINT, SETTLED))
+    first_part = replace(JOINT, steps=early, after=late, pull=PULL if general else JOINT.pull)
+    return first_part, replace(SETTLED, steps=late, before=early)
+
+
+@dataclass(frozen=True)
+class NetworkTuned:
+    """The tuned plan, and the held-out loss before and after; or why it was left alone."""
+
+    plan: QuantPlan
+    before: float
+    after: float
+    obstacle: str | None = None
+
+
+@dataclass(frozen=True)
+class NetworkTuner:
+    """What training through the network works on."""
+
+    model: Model
+    layers: Sequence[Layer]
+    target: Target
+    data: Dataset
+    teacher: Teacher  # holds the held-out samples
+    engine: Engine
+    schedule: Schedule
+    seed: int = 0
+    workers: int = 1  # pieces of a batch that are differentiated side by side
+    strict: bool = False
+
+    def tune(self, plan: QuantPlan, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
+        """The held-out samples choose among the start and the states on the way, unless the last is to be taken."""
+        before, schedule = self._loss(plan), self.schedule
+        if not self.teacher.heads or not (schedule.weight or any(layer.takes_bias for layer in self.layers)):
+            return NetworkTuned(plan, before, before)
+        try:
+            training = _Training(self, plan)
+        except NoGradientError as error:
+            if self.strict:
+                raise
+            return NetworkTuned(plan, before, before, str(error))
+        best, least, done, vain = plan, before, 0, 0
+        if (kept := checkpoint.found([schedule.stage])[0]) is not None:
+            done, least, best, vain = kept["done"], kept["least"], kept["best"], kept["vain"]
+            training.restore(kept)
+        while done < schedule.steps and (schedule.patience is None or vain < schedule.patience):
+            done += 1
+            training.step(done)
+            progress(schedule.stage, done, schedule.steps)
+            if done % max(schedule.steps // CHECKS, 1) and done < schedule.steps:
+                continue
+            trial = training.plan()
+            loss = self._loss(trial)
+            vain += 1
+            if schedule.last or loss < least:
+                best, least, vain = trial, loss, 0
+            checkpoint.put(schedule.stage, {"done": done, "least": least, "best": best, "vain": vain, **training.state})
+        if done < schedule.steps:
+            progress(schedule.stage, schedule.steps, schedule.steps)
+        return NetworkTuned(best, before, least)
+
+    def _loss(self, plan: QuantPlan) -> float:
+        return self.teacher.loss_of(self.written(plan, self.target))
+
+    def written(self, plan: QuantPlan, target: Target) -> onnx.ModelProto:
+        """The quantized model with one byte a code."""
+        return write_qdq(self.model, self.layers, plan, target.simulated)
+
+
+class _Training:
+    def __init__(self, tuner: NetworkTuner, plan: QuantPlan) -> None:
+        self.tuner, self.start = tuner, plan
+        self.heads = tuner.teacher.heads
+        self.hints = self._hints()
+        self.session = Session(with_outputs(tuner.model.proto, [*self.heads, *self.hints]))
+        self.piece = self._piece()
+        feed = next(iter(tuner.data.batches(self.piece)))
+        self.pieces = -(-BATCH // samples_in(feed, tuner.data))
+        feed = next(iter(tuner.data.batches(BATCH)))
+        parameters, rates = self._parameters(feed)
+        self.units = {name: parameter.unit for name, parameter in parameters.items()}
+        starts = {name: parameter.start for name, parameter in parameters.items()}
+        # Nothing for the sake of runtimes: weights right at their layers, and no Relu left out for a grid that moves.
+        bare = replace(tuner.target, placement=Placement.LAYER_INPUTS, float_compute=False, float_activations=False)
+        started = tuner.written(self._plan_of(starts), bare)
+        truth = self._truth(feed)
+        proto = distillation_loss(started, tuner.layers, plan, parameters, self.heads, truth, self.hints)
+        self.gradients = Lanes(proto, starts, tuner.engine, tuner.workers)
+        self.adam = Adam(self.gradients.parameters, rates)
+        self.feeds = endless(tuner.data, self.piece, tuner.seed)
+
+    def _piece(self) -> int:
+        """How many samples go through the network at a time."""
+        size = sum(self._sizes([layer.activated for layer in self.tuner.layers]).values())
+        return int(np.clip(PIECE_BYTES // max(size, 1), 1, BATCH // LANES))
+
+    def _hints(self) -> list[str]:
+        """Inputs of layers at the borders of blocks; where there are many, the smallest."""
+        read = {layer.input for layer in self.tuner.layers}
+        found = [name for name in bottlenecks(self.tuner.model.proto.graph) if name in read]
+        if len(found) <= self.tuner.schedule.hints:
+            return found
+        sizes = self._sizes(found)
+        chosen = sorted(found, key=sizes.__getitem__)[: self.tuner.schedule.hints]
+        return [name for name in found if name in chosen]
+
+    def _sizes(self, names: Sequence[str]) -> dict[str, float]:
+        """The bytes of tensors for one sample."""
+        names = list(dict.fromkeys(names))
+        feed = next(iter(first(self.tuner.data, 1).batches(1)))
+        outputs = Session(with_outputs(self.tuner.model.proto, names)).run(feed)
+        return {name: outputs[name].nbytes / samples_in(feed, self.tuner.data) for name in names}
+
+    def step(self, number: int) -> None:
+        """One step on a batch."""
+        feeds = list(itertools.islice(self.feeds, self.pieces))
+        schedule = self.tuner.schedule
+        rate = cosine(schedule.before + number, schedule.before + schedule.steps + schedule.after)
+        self.hinted = {HINTED: np.asarray(HINT_SHARE * (1 + rate) / 2, np.float32)} if self.hints else {}
+        self.adam.step(self.gradients.run(feeds, self._with_truth), rate)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where the training stands."""
+        return {"parameters": self.gradients.parameters, "moments": self.adam.moments}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where another stood."""
+        for name, value in self.gradients.parameters.items():
+            value[...] = state["parameters"][name]
+        self.adam.restore(state["done"], state["moments"])
+        self.feeds = itertools.islice(self.feeds, state["done"] * self.pieces, None)
+
+    def plan(self) -> QuantPlan:
+        """The plan with the parameters as they are now."""
+        return self._plan_of(self.gradients.parameters)
+
+    def _parameters(self, feed: Tensors) -> tuple[dict[str, Parameter], dict[str, float]]:
+        """What trains, and at which rate."""
+        parameters: dict[str, Parameter] = {}
+        rates: dict[str, float] = {}
+
+        def add(name: str, value: FloatArray, unit: npt.ArrayLike, rate: float) -> None:
+            unit = np.asarray(unit, np.float32)
+            parameters[name], rates[name] = Parameter(np.asarray(value / unit, np.float32), unit), rate
+
+        schedule, plan = self.tuner.schedule, self.start
+        for layer in self.tuner.layers:
+            params = plan.layers[layer.name]
+            if schedule.weight is not None:
+                unit = along(params.grid.scale, params.grid.axis, params.weight.ndim)
+                add(weight_name(layer), _centred(params, schedule.pull), unit, schedule.weight)
+            if schedule.scale is not None and not self.tuner.target.power_of_two:
+                add(weight_scale_name(layer), params.grid.scale, params.grid.scale, schedule.scale)
+                if layer.input in plan.inputs:
+                    scale = plan.inputs[layer.input].scale
+                    add(input_scale_name(layer.input), scale, scale, schedule.scale)
+        for layer, deviation in self._deviations(feed):
+            add(bias_name(layer), _bias(plan, layer), deviation, schedule.bias)
+        return parameters, rates
+
+    def _plan_of(self, parameters: Mapping[str, FloatArray]) -> QuantPlan:
+        values = {name: np.asarray(value * self.units[name], np.float32) for name, value in parameters.items()}
+        plan = self.start
+        trained = {name: values.get(input_scale_name(name)) for name in plan.inputs}
+        inputs = {name: _moved(plan.inputs[name], scale) for name, scale in trained.items() if scale is not None}
+        plan = replace(plan, inputs={**plan.inputs, **inputs}) if inputs else plan
+        layers = {layer.name: self._params_of(plan, layer, values) for layer in self.tuner.layers}
+        return replace(plan, layers={**plan.layers, **layers})
+
+    def _params_of(self, plan: QuantPlan, layer: Layer, values: Mapping[str, FloatArray]) -> LayerParams:
+        params, target = plan.layers[layer.name], self.tuner.target
+        bias, read = values.get(bias_name(layer), params.bias), plan.layer_input(layer.input)
+        weight = values.get(weight_name(layer))
+        if weight is not None:
+            scale = values.get(weight_scale_name(layer))
+            grid = params.grid if scale is None else _moved(params.grid, scale)
+            if bias is not None:
+                grid = with_least_scale(grid, least_scale(layer, target, bias, read, per_channel=grid.axis is not None))
+            params = replace(params, codes=quantize(weight, grid), grid=grid, weight=weight, input=None)
+        if bias is not None and read is not None and target.integer_bias and layer.bias_node is None:
+            most = bias_scale(params.grid, read) * np.float32(BIAS_STEPS)
+            bias = np.clip(bias, -most, most)
+        return params if bias is params.bias else replace(params, bias=bias)
+
+    def _deviations(self, feed: Tensors) -> list[tuple[Layer, float]]:
+        """The deviation of the output of each layer that takes a bias, its channels taken together."""
+        layers = [layer for layer in self.tuner.layers if layer.takes_bias]
+        found = Session(with_statistics(self.tuner.model.proto, layers)).run(feed) if layers else {}
+        return [(layer, max(float(np.sqrt(np.mean(found[variance_name(layer)]))), 1e-6)) for layer in layers]
+
+    def _with_truth(self, feed: Tensors) -> Tensors:
+        truth = {truth_name(name): value for name, value in self._truth(feed).items()}
+        return {**feed, **truth, **self.hinted}
+
+    def _truth(self, feed: Tensors) -> dict[str, FloatArray]:
+        outputs = self.session.run(feed)
+        for name, head in self.heads.items():
+            if head is not Head.VALUES:
+                outputs[name] = np.exp(log_probabilities(outputs[name], head, TEMPERATURE)).astype(np.float32)
+        return outputs
+
+
+def _moved(grid: Grid, scale: FloatArray) -> Grid:
+    """The grid with a trained scale, which must not come near zero."""
+    return replace(grid, scale=np.maximum(scale, np.float32(0.1) * grid.scale))
+
+
+def _centred(params: LayerParams, pull: float) -> FloatArray:
+    """Weights pulled towards their codes: where many are at the edge of two, all would jump."""
+    codes = dequantize(params.codes, params.grid)
+    half = along(params.grid.scale, params.grid.axis, codes.ndim) / 2
+    return np.asarray(codes + pull * np.clip(params.weight - codes, -half, half), np.float32)
+
+
+def _bias(plan: QuantPlan, layer: Layer) -> FloatArray:
+    bias = plan.layers[layer.name].bias
+    return np.zeros(layer.channels, np.float32) if bias is None else bias

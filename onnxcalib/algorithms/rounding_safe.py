@@ -1,0 +1,169 @@
+"""Scales whose ratios put no result halfway between two codes, so that every runtime rounds it the same way.
+
+What a layer adds up is a whole number of steps, and the code that it becomes is this number times a ratio of scales.
+Near a tie runtimes round to different sides, and a deep network makes of one such code as much noise as quantization
+itself does. Multiples of a fraction with an odd denominator stay clear of ties.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.placement import ABSORBED_OPS, SAME_GRID_OPS, Places
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.shapes import infer_shapes
+from onnxcalib.numerics.fractions import common_denominator, near_fractions
+from onnxcalib.numerics.quant_params import Grid
+from onnxcalib.plan import LayerParams, QuantPlan
+from onnxcalib.targets import Target
+
+PASSING_OPS = ABSORBED_OPS | SAME_GRID_OPS | {"Pad", "Identity"}
+SUM_OPS = {"Add", "Concat"}
+MEAN_OPS = {"GlobalAveragePool", "ReduceMean", "AveragePool"}
+# How far scales may move, as seen from themselves; those of weights take the values of their codes along.
+ACTIVATION_MOVE = 2.0**-7
+WEIGHT_MOVE, MOST_WEIGHT_MOVE = 2.0**-11, 2.0**-8
+
+
+def without_ties(model: Model, layers: Sequence[Layer], places: Places, plan: QuantPlan, target: Target) -> QuantPlan:
+    """Requires a plan made for this model; ensures the same codes of weights, on scales that moved by a little."""
+    if not target.tie_free or target.power_of_two or target.float_activations:
+        return plan
+    made = {layer.summed: layer for layer in layers if layer.name in plan.layers}
+    shapes = infer_shapes(model.proto)
+    mover = _Mover(GraphIndex(model.proto.graph), shapes, made, places, dict(plan.carried), dict(plan.inputs))
+    for name in places.tensors:
+        mover.settle(name)
+    moved = replace(plan, carried=mover.carried, inputs=mover.inputs)
+    params = dict(plan.layers)
+    for layer in made.values():
+        if layer.name in mover.results and _counts_in_steps(layer, params[layer.name], target):
+            params[layer.name] = _moved(layer, params[layer.name], moved, mover.results[layer.name])
+    return replace(moved, layers=params)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The quantized tensor that a layer's result goes into, and the denominator of what is added on the way."""
+
+    tensor: str
+    denominator: int
+
+
+@dataclass
+class _Sum:
+    """What a tensor is computed from by adding: tensors with grids, each divided by a number, and layers' results."""
+
+    sources: dict[str, int] = field(default_factory=dict)
+    layers: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Mover:
+    """Moves the scales of activations, in graph order; one that another was fitted to stays."""
+
+    index: GraphIndex
+    shapes: Mapping[str, tuple[int | None, ...]]
+    made: Mapping[str, Layer]  # by tensor
+    places: Places
+    carried: dict[str, Grid]
+    inputs: dict[str, Grid]
+    results: dict[str, _Result] = field(default_factory=dict)  # by layer
+    settled: set[str] = field(default_factory=set)
+
+    def settle(self, name: str) -> None:
+        """Fits the grid of a tensor to those that it is computed from."""
+        grid, kept = self.carried.get(name) or self.inputs.get(name), self.places.tensors[name].same_grid_as
+        if grid is None:
+            return
+        if kept is not None and kept in self.carried:
+            self._rescale(name, float(self.carried[kept].scale))
+            self.settled |= {name, kept}
+            return
+        terms = _Sum()
+        self._walk(name, 1, terms, start=True)
+        denominator = self._fit(name, float(grid.scale), terms.sources)
+        for layer in terms.layers if denominator is not None else ():
+            self.results.setdefault(layer, _Result(name, denominator or 1))
+
+    def _fit(self, name: str, own: float, sources: Mapping[str, int]) -> int | None:
+        """The common denominator of what is added up; the tensor and all but one of its sources move."""
+        ratios = {source: float(self.carried[source].scale) / divisor / own for source, divisor in sources.items()}
+        denominator = common_denominator(list(ratios.values()), ACTIVATION_MOVE)
+        if denominator is None or not sources:
+            return denominator
+        fixed = min(sources, key=lambda source: source not in self.settled)
+        unit = float(self.carried[fixed].scale) / sources[fixed] / round(ratios[fixed] * denominator)
+        self._rescale(name, unit * denominator)
+        for source, divisor in sources.items():
+            if source != fixed and source not in self.settled:
+                self._rescale(source, unit * divisor * round(ratios[source] * denominator))
+        self.settled |= {name, *sources}
+        return denominator
+
+    def _rescale(self, name: str, scale: float) -> None:
+        if name not in self.carried:
+            self.inputs[name] = _with_scale(self.inputs[name], scale)
+            return
+        self.carried[name] = _with_scale(self.carried[name], scale)
+        if name in self.inputs:  # the second of two quantizers in a row
+            ratio = np.array(scale / float(self.inputs[name].scale))
+            self.inputs[name] = _with_scale(
+                self.inputs[name], scale / float(near_fractions(ratio, 1, ACTIVATION_MOVE, ACTIVATION_MOVE))
+            )
+
+    def _walk(self, name: str, divisor: int, terms: _Sum, *, start: bool = False) -> None:
+        node = self.index.producers.get(name)
+        if name in self.carried and not start:
+            terms.sources[name] = divisor
+        elif name in self.made:
+            terms.layers += [self.made[name].name] if divisor == 1 else []
+        elif node is not None and node.op_type in SUM_OPS:
+            for source in node.input:
+                self._walk(source, divisor, terms)
+        elif node is not None and node.op_type in PASSING_OPS:
+            self._walk(node.input[0], divisor, terms)
+        elif node is not None and node.op_type in MEAN_OPS:
+            count = self._count(node)
+            if count is not None:
+                self._walk(node.input[0], divisor * count, terms)
+
+    def _count(self, node: onnx.NodeProto) -> int | None:
+        """How many values a mean is taken of, None if that is unknown."""
+        if node.op_type == "AveragePool":
+            given = attributes(node)
+            plain = not any(given.get("pads", ())) and not given.get("ceil_mode") and "auto_pad" not in given
+            return math.prod(given["kernel_shape"]) if plain else None
+        before, after = (self.shapes.get(name, ()) for name in (node.input[0], node.output[0]))
+        sizes = [size for size in (*before[1:], *after[1:]) if size is not None]
+        if not before or before[:1] != after[:1] or len(sizes) + 2 != len(before) + len(after):
+            return None
+        return math.prod(sizes[: len(before) - 1]) // math.prod(sizes[len(before) - 1 :])
+
+
+def _counts_in_steps(layer: Layer, params: LayerParams, target: Target) -> bool:
+    """Whether a result is a whole number of steps of activation times weight, its bias included."""
+    whole = target.integer_bias and layer.op in target.bias_ops and layer.bias_node is None
+    return params.grid.block is None and (params.bias is None or whole)
+
+
+def _moved(layer: Layer, params: LayerParams, plan: QuantPlan, result: _Result) -> LayerParams:
+    read, made = plan.layer_input(layer.input), plan.carried.get(result.tensor) or plan.inputs[result.tensor]
+    if read is None:
+        return params
+    unit = float(made.scale) / float(read.scale)
+    ratios = params.grid.scale.astype(np.float64) / unit
+    scale = near_fractions(ratios, result.denominator, WEIGHT_MOVE, MOST_WEIGHT_MOVE) * unit
+    return replace(params, grid=_with_scale(params.grid, scale))
+
+
+def _with_scale(grid: Grid, scale: npt.ArrayLike) -> Grid:
+    return replace(grid, scale=np.asarray(scale, np.float32))

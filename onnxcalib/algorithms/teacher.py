@@ -1,0 +1,71 @@
+"""The float model as the teacher: its outputs on the calibration data, and how far a quantized model is from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from onnxcalib.data import Dataset
+from onnxcalib.errors import DataError, RecipeError
+from onnxcalib.model.outputs import find_heads
+from onnxcalib.model.prepare import Model
+from onnxcalib.numerics.losses import Head, LossKind, ModelLoss
+from onnxcalib.runtime.session import Session, Tensors, samples_in
+
+BATCH = 32
+
+
+def check_loss(kind: LossKind, heads: Mapping[str, Head], model: Model, data: Dataset) -> None:
+    """Cross-entropy needs labels, and a distribution over them."""
+    if kind is not LossKind.CROSS_ENTROPY:
+        return
+    if data.labels is None:
+        raise RecipeError("--loss cross-entropy needs labels.", f"Add an array 'labels' to {data.source}.")
+    name = next((name for name, head in heads.items() if head is not Head.VALUES), None)
+    if name is None:
+        raise RecipeError(f"--loss cross-entropy needs a classifier, and {model.source} is none.", "Use mse.")
+    output = Session(model.proto, model.source).run(next(iter(data.batches(BATCH))))[name]
+    if output.ndim != 2:
+        raise RecipeError(
+            f"--loss cross-entropy needs one distribution a sample, and the output '{name}' of {model.source} has "
+            f"{output.ndim} axes.",
+            "Use mse.",
+        )
+    sample, classes = int(data.labels.argmax()), output.shape[-1]
+    if data.labels[sample] >= classes:
+        raise DataError(
+            f"{data.source} has the label {data.labels[sample]} for sample {sample}, but the output '{name}' of "
+            f"{model.source} has {classes} classes.",
+            "Count labels from 0, or check that they belong to this model.",
+        )
+
+
+class Teacher:
+    """The float outputs on some data, kept for many comparisons."""
+
+    def __init__(
+        self, model: Model, data: Dataset, kind: LossKind = LossKind.DISTILLATION, temperature: float = 1.0
+    ) -> None:
+        self.data, self.kind, self.temperature = data, kind, temperature
+        self.heads = find_heads(model.proto)
+        check_loss(kind, self.heads, model, data)
+        session = Session(model.proto, model.source)
+        self._truth: list[Tensors] = [self._heads_of(session.run(feed)) for feed in data.batches(BATCH)]
+
+    def loss_of(self, model: onnx.ModelProto) -> float:
+        """The loss of a quantized model."""
+        session, loss, done = (
+            Session(model, "the quantized model"),
+            ModelLoss(self.heads, self.kind, self.temperature),
+            0,
+        )
+        for feed, truth in zip(self.data.batches(BATCH), self._truth, strict=True):
+            samples = samples_in(feed, self.data)
+            labels = self.data.labels[done : done + samples] if self.data.labels is not None else None
+            loss.update(truth, session.run(feed), labels)
+            done += samples
+        return loss.value
+
+    def _heads_of(self, outputs: Tensors) -> Tensors:
+        return {name: outputs[name] for name in self.heads}

@@ -1,0 +1,1 @@
+"""What a quantized file does, loses, costs, and why."""

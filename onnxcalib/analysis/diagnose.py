@@ -1,0 +1,158 @@
+"""Where a quantized model loses: the noise of every layer, and what each alone does to the float model's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxcalib.analysis.evaluate import sqnr_db
+from onnxcalib.data import Dataset, Preprocess, first, open_data
+from onnxcalib.errors import ModelError
+from onnxcalib.model.equalize import equalized_as
+from onnxcalib.model.layers import Layer, LayerList, find_layers
+from onnxcalib.model.outputs import find_heads
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.quantized import QuantizedFile
+from onnxcalib.model.read import read_prepared
+from onnxcalib.model.shapes import input_specs, typed
+from onnxcalib.model.subgraph import after, upstream, with_outputs
+from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss
+from onnxcalib.progress import Progress, silent
+from onnxcalib.recipe import Recipe
+from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in
+from onnxcalib.targets import find_target
+
+SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class LayerDiagnosis:
+    """One layer of a quantized model, after its bias and before its activation."""
+
+    layer: str
+    sqnr_db: float  # against the float model, with all the noise that comes from before
+    alone_db: float  # its own noise: the layer fed with the float model's input
+    alone_loss: float  # of the float model with this layer alone as it is in the file
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All layers that could be followed from the float model into the file, and the softened loss of the whole."""
+
+    samples: int
+    loss: float
+    layers: tuple[LayerDiagnosis, ...]
+
+
+def diagnose_file(
+    file: QuantizedFile,
+    model: Path,
+    data: Any,
+    *,
+    preprocess: Preprocess | None = None,
+    progress: Progress = silent,
+) -> tuple[LayerList, Diagnosis]:
+    """The float model's layers, and what they do in a file that was made from it."""
+    prepared = equalized_as(read_prepared(model, find_target(Recipe().target)), file.proto)
+    listed = find_layers(prepared)
+    known = {layer.name for layer in listed.layers}
+    if not any(layer.name in known for layer in file.layers):
+        raise ModelError(f"{model} has none of the file's quantized layers.", "Give the model that it was made from.")
+    opened = open_data(data, input_specs(prepared.proto), preprocess)
+    return listed, diagnose(prepared, listed.layers, file, opened, progress)
+
+
+def diagnose(
+    model: Model, layers: Sequence[Layer], file: QuantizedFile, data: Dataset, progress: Progress
+) -> Diagnosis:
+    """Requires a file that was made from the model; streams over a few samples, both models side by side."""
+    probes = _Probes(model, layers, file)
+    data = first(data, SAMPLES)
+    batch = min(fitting_batch(probes.float, data), fitting_batch(probes.quantized, data))
+    done = 0
+    for feed in data.batches(batch):
+        probes.update(feed)
+        done += samples_in(feed, data)
+        progress("diagnose", min(done, len(data)), len(data))
+    return Diagnosis(done, probes.loss.value, tuple(probe.diagnosis() for probe in probes.probes))
+
+
+class Pairs:
+    """Which tensor of the file is which of the float model: nodes keep their names."""
+
+    def __init__(self, model: onnx.ModelProto, quantized: onnx.ModelProto) -> None:
+        nodes = {node.name: node for node in model.graph.node}
+        self.float_of = {value.name: value.name for value in quantized.graph.input}
+        for node in quantized.graph.node:
+            twin = nodes.get(node.name)
+            if twin is not None and twin.op_type == node.op_type:
+                self.float_of |= dict(zip(node.output, twin.output, strict=False))
+        self.quantized_of = {name: twin for twin, name in self.float_of.items()}
+
+
+class _Probe:
+    """One layer as it is in the file, fed by the float model, and what of the float model comes after it."""
+
+    def __init__(
+        self, model: onnx.ModelProto, file: onnx.ModelProto, layer: Layer, pairs: Pairs, loss: ModelLoss
+    ) -> None:
+        self.name, self.truth = layer.name, layer.summed
+        self.output = pairs.quantized_of[layer.summed]
+        # What lies between a MatMul and its bias is inside the layer.
+        outside = set(pairs.float_of) - {pairs.quantized_of.get(layer.output)}
+        part, self.reads = upstream(file, [self.output], outside)
+        self.alone = Session(part)
+        rest, self.fed = after(model, layer.summed)
+        self.rest = Session(rest) if rest is not None else None
+        self.loss = loss
+        self.signal = self.noise = self.own = 0.0
+
+    def update(self, floats: Tensors, quantized: Tensors, pairs: Pairs) -> None:
+        truth = floats[self.truth].astype(np.float64)
+        made = {self.truth: self.alone.run({name: floats[pairs.float_of[name]] for name in self.reads})[self.output]}
+        self.signal += float((truth**2).sum())
+        self.noise += float(((truth - quantized[self.output]) ** 2).sum())
+        self.own += float(((truth - made[self.truth]) ** 2).sum())
+        if self.rest is not None:
+            made |= self.rest.run({**made, **{name: floats[name] for name in self.fed}})
+        # Outputs that do not depend on the layer are the float model's own.
+        self.loss.update(floats, floats | made)
+
+    def diagnosis(self) -> LayerDiagnosis:
+        alone, together = (sqnr_db(self.signal, noise) for noise in (self.own, self.noise))
+        return LayerDiagnosis(self.name, together, alone, self.loss.value)
+
+
+class _Probes:
+    def __init__(self, model: Model, layers: Sequence[Layer], file: QuantizedFile) -> None:
+        proto, teacher = file.proto, typed(model.proto)
+        self.pairs = Pairs(teacher, proto)
+        known, heads = {layer.name for layer in file.layers}, find_heads(teacher)
+        self.probes = [
+            _Probe(teacher, proto, layer, self.pairs, ModelLoss(heads, temperature=TEMPERATURE))
+            for layer in layers
+            if layer.name in known and layer.summed in self.pairs.quantized_of
+        ]
+        self.loss = ModelLoss(heads, temperature=TEMPERATURE)
+        wanted = [self.pairs.float_of[name] for probe in self.probes for name in probe.reads]
+        self.float = showing(teacher, [*wanted, *(name for probe in self.probes for name in (probe.truth, *probe.fed))])
+        self.quantized = showing(proto, [probe.output for probe in self.probes])
+
+    def update(self, feed: Tensors) -> None:
+        floats, quantized = ({**feed, **session.run(feed)} for session in (self.float, self.quantized))
+        self.loss.update(floats, quantized)
+        for probe in self.probes:
+            probe.update(floats, quantized, self.pairs)
+
+
+def showing(model: onnx.ModelProto, names: Collection[str]) -> Session:
+    """The model with inner tensors among its outputs."""
+    inputs = {value.name for value in model.graph.input}
+    outputs = [value.name for value in model.graph.output]
+    shown = [name for name in dict.fromkeys(names) if name not in inputs and name not in outputs]
+    return Session(with_outputs(model, [*outputs, *shown]))

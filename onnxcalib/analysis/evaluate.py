@@ -1,0 +1,156 @@
+"""Measures models on data: accuracy, agreement with the float model, size, latency as a ratio."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxcalib.data import Dataset, Feed, Preprocess, open_data
+from onnxcalib.errors import DataError
+from onnxcalib.model.io import file_bytes, load
+from onnxcalib.model.outputs import find_heads
+from onnxcalib.model.shapes import input_specs
+from onnxcalib.numerics.losses import Head, ModelLoss
+from onnxcalib.progress import Progress, silent
+from onnxcalib.runtime.session import Session, Tensors, samples_in
+
+BATCH = 50
+LATENCY_RUNS = 30
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one model scored; None where the data or the model has no such figure."""
+
+    model: str
+    samples: int
+    top1: float | None
+    agreement: float | None
+    sqnr_db: float | None
+    distillation_loss: float | None
+    bytes: int
+    latency_ratio: float | None
+    latency_ms: float
+
+
+def evaluate(
+    models: Sequence[str | Path],
+    data: Any,
+    reference: str | Path | None = None,
+    *,
+    preprocess: Preprocess | None = None,
+    progress: Progress = silent,
+) -> list[Evaluation]:
+    """Measures model files on labelled or unlabelled data, against a float reference if there is one."""
+    paths = [Path(path) for path in models]
+    specs = [input_specs(load(path)) for path in paths]
+    # A target may fix the batch; a file with a free one takes the same batches.
+    fixed = [each for each in specs if all(spec.shape[:1] not in ((), (None,)) for spec in each)]
+    opened = open_data(data, (fixed or specs)[0], preprocess)
+    return evaluate_files(paths, opened, Path(reference) if reference is not None else None, progress)
+
+
+def evaluate_files(
+    paths: Sequence[Path], data: Dataset, reference: Path | None, progress: Progress
+) -> list[Evaluation]:
+    """Runs every model on the same batches; figures against a reference need one."""
+    protos = [load(path) for path in paths]
+    float_proto = load(reference) if reference is not None else None
+    heads = find_heads(float_proto if float_proto is not None else protos[0])
+    _same_inputs(paths, [tuple(spec.name for spec in input_specs(proto)) for proto in protos])
+    sessions = [Session(proto, str(path)) for proto, path in zip(protos, paths, strict=True)]
+    teacher = Session(float_proto, str(reference)) if float_proto is not None else None
+    scores = [_Score(heads) for _ in paths]
+    done = 0
+    for feed in data.batches(BATCH):
+        samples = samples_in(feed, data)
+        labels = data.labels[done : done + samples] if data.labels is not None else None
+        truth = teacher.run(feed) if teacher is not None else None
+        for session, score in zip(sessions, scores, strict=True):
+            score.update(session.run(feed), truth, labels)
+        done += samples
+        progress("evaluate", done, len(data))
+    times = _latencies([*sessions, *([teacher] if teacher is not None else [])], next(iter(data.batches(1))))
+    base = times[-1] if teacher is not None else None
+    return [
+        score.evaluation(path, done, spent, base)
+        for path, score, spent in zip(paths, scores, times[: len(paths)], strict=True)
+    ]
+
+
+def _same_inputs(paths: Sequence[Path], inputs: Sequence[tuple[str, ...]]) -> None:
+    for path, names in zip(paths, inputs, strict=True):
+        if set(names) != set(inputs[0]):
+            raise DataError(
+                f"{path} has inputs {', '.join(names)}, but {paths[0]} has {', '.join(inputs[0])}.",
+                "Evaluate models of one kind together.",
+            )
+
+
+def _latencies(sessions: Sequence[Session], feed: Feed) -> list[float]:
+    """Best times at batch 1; the models take turns, so that a busy moment hits them all."""
+    best = [math.inf] * len(sessions)
+    for _ in range(LATENCY_RUNS):
+        for place, session in enumerate(sessions):
+            start = time.perf_counter()
+            session.run(feed)
+            best[place] = min(best[place], time.perf_counter() - start)
+    return best
+
+
+@dataclass
+class _Score:
+    heads: dict[str, Head]
+    right: int = 0
+    judged: int = 0
+    agreed: int = 0
+    compared: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    loss: ModelLoss = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loss = ModelLoss(self.heads)
+
+    def update(
+        self, outputs: Tensors, truth: Tensors | None, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None
+    ) -> None:
+        classes = next((name for name, head in self.heads.items() if head is not Head.VALUES), None)
+        if classes is not None and labels is not None and outputs[classes].ndim == 2:
+            self.right += int((outputs[classes].argmax(axis=-1) == labels).sum())
+            self.judged += len(labels)
+        if truth is None:
+            return
+        if classes is not None:
+            same = outputs[classes].argmax(axis=-1) == truth[classes].argmax(axis=-1)
+            self.agreed += int(same.sum())
+            self.compared += same.size
+        for name in self.heads:
+            self.signal += float((truth[name].astype(np.float64) ** 2).sum())
+            self.noise += float(((truth[name].astype(np.float64) - outputs[name]) ** 2).sum())
+        self.loss.update(truth, outputs)
+
+    def evaluation(self, path: Path, samples: int, spent: float, base: float | None) -> Evaluation:
+        compared = base is not None
+        return Evaluation(
+            model=str(path),
+            samples=samples,
+            top1=100 * self.right / self.judged if self.judged else None,
+            agreement=100 * self.agreed / self.compared if self.compared else None,
+            sqnr_db=sqnr_db(self.signal, self.noise) if compared else None,
+            distillation_loss=self.loss.value if compared else None,
+            bytes=file_bytes(path),
+            latency_ratio=spent / base if base is not None else None,
+            latency_ms=1000 * spent,
+        )
+
+
+def sqnr_db(signal: float, noise: float) -> float:
+    """Signal to quantization noise in decibels; infinite where there is no noise."""
+    return math.inf if noise == 0 else 10 * math.log10(max(signal, 1e-30) / noise)

@@ -1,0 +1,1 @@
+"""Gradients of a loss by either of two engines, behind one interface."""

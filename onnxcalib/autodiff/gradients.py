@@ -1,0 +1,100 @@
+"""A loss and its gradients by either engine, with the parameters in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxcalib.autodiff.interface import NoGradientError, gradient_name
+from onnxcalib.autodiff.standard import gradient_model as standard
+from onnxcalib.autodiff.training import gradient_model as training
+from onnxcalib.errors import ModelError, RuntimeMissingError
+from onnxcalib.recipe import Engine
+from onnxcalib.runtime.bound import BoundSession
+from onnxcalib.runtime.installed import find_runtime
+
+Array = npt.NDArray[np.float32]
+
+
+def choose_engine(asked: Engine) -> Engine:
+    """The engine to use: training where its wheel is installed, unless another is asked for."""
+    if asked is Engine.STANDARD:
+        return asked
+    runtime = find_runtime()
+    if runtime.gradients:
+        return Engine.TRAINING
+    if asked is Engine.AUTO:
+        return Engine.STANDARD
+    first = f"pip uninstall -y {' '.join(runtime.packages)} && " if runtime.packages else ""
+    raise RuntimeMissingError(
+        f"onnxruntime {runtime.version} has no training; the training engine needs onnxruntime-training-cpu.",
+        f"Type: {first}pip install 'onnxcalib[training]'; --engine standard works without.",
+    )
+
+
+class Gradients:
+    """A loss with its gradients, parameters in place."""
+
+    def __init__(
+        self, model: onnx.ModelProto, parameters: Mapping[str, Array], engine: Engine, threads: int = 0
+    ) -> None:
+        self.parameters = {name: np.array(value, np.float32, order="C") for name, value in parameters.items()}
+        self._inputs = {value.name for value in model.graph.input} - set(self.parameters)
+        self._inputs -= {tensor.name for tensor in model.graph.initializer}
+        self._output, self._threads = model.graph.output[0].name, threads
+        self._model = _differentiated(model, tuple(self.parameters), engine)
+        self._start()
+
+    def _start(self) -> None:
+        """What each twin has of its own."""
+        self.gradients = {name: np.zeros_like(value) for name, value in self.parameters.items()}
+        self._loss = np.zeros((), np.float32)
+        self._session = BoundSession(self._model, self._threads)
+        for name, value in self.parameters.items():
+            self._session.bind_input(name, value)
+        self._session.bind_output(self._output, self._loss)
+        for name, value in self.gradients.items():
+            self._session.bind_output(gradient_name(name), value)
+
+    def twin(self) -> Gradients:
+        """Another that reads the same parameters in place, to run at the same time."""
+        twin = copy(self)
+        twin._start()
+        return twin
+
+    def run(self, feed: Mapping[str, npt.NDArray[Any]]) -> float:
+        """The loss for one feed; the gradients are overwritten in place."""
+        if feed.keys() != self._inputs:
+            raise ModelError(
+                f"the loss reads {', '.join(sorted(self._inputs))}, but was fed {', '.join(sorted(feed))}."
+            )
+        self._session.run_bound(feed)
+        return float(self._loss)
+
+
+class Loss:
+    """A loss without gradients; parameters are fed like data."""
+
+    def __init__(self, model: onnx.ModelProto, threads: int = 0) -> None:
+        self._name = model.graph.output[0].name
+        self._session = BoundSession(standard.lower_fake_quantize(model), threads)
+
+    def run(self, feed: Mapping[str, npt.NDArray[Any]]) -> float:
+        """The loss for one feed."""
+        return self._session.run(self._name, feed)
+
+
+def _differentiated(model: onnx.ModelProto, parameters: tuple[str, ...], asked: Engine) -> onnx.ModelProto:
+    """The gradient model by the asked engine; where none is asked for, by the one that has the gradients."""
+    if choose_engine(asked) is Engine.TRAINING:
+        try:
+            return training.gradient_model(model, parameters)
+        except NoGradientError:
+            if asked is Engine.TRAINING:
+                raise
+    return standard.gradient_model(model, parameters)

@@ -1,0 +1,1 @@
+"""Gradients as a graph of standard ops, for any runtime."""

@@ -1,0 +1,149 @@
+"""Gradient rules of activation functions: the slope of each, times what arrives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import onnx
+
+from onnxcalib.autodiff.standard.step import Rule, Step
+
+
+def _sloped(slope: Callable[[Step], str]) -> Rule:
+    """A rule from a function that writes the slope, which has the shape of the input."""
+
+    def rule(step: Step) -> None:
+        step.only(0)
+        step.give(0, step.writer.op("Mul", step.small_dy.name, slope(step)))
+
+    return rule
+
+
+def _relu(step: Step) -> str:
+    return step.writer.mask("Greater", step.y, 0.0)
+
+
+def _leaky_relu(step: Step) -> str:
+    alpha = step.attribute("alpha", 0.01)
+    positive = step.writer.mask("Greater", step.x, 0.0)
+    return step.writer.op("Add", step.writer.op("Mul", positive, 1.0 - alpha), alpha)
+
+
+def _prelu(step: Step) -> None:
+    write, slope = step.writer, step.input(1)
+    if 0 in step.wanted:
+        positive = write.op("Greater", step.x, 0.0)
+        step.give(0, write.op("Mul", step.dy, write.op("Where", positive, 1.0, slope)))
+    if 1 in step.wanted:
+        step.give_summed(1, write.op("Mul", step.dy, write.op("Min", step.x, 0.0)))
+
+
+def _elu(step: Step) -> str:
+    below = step.writer.op("Add", step.y, step.attribute("alpha", 1.0))
+    return step.writer.op("Where", step.writer.op("Greater", step.x, 0.0), 1.0, below)
+
+
+def _selu(step: Step) -> str:
+    alpha, gamma = (
+        step.attribute("alpha", 1.67326319217681884765625),
+        step.attribute("gamma", 1.05070102214813232421875),
+    )
+    below = step.writer.op("Add", step.y, alpha * gamma)
+    return step.writer.op("Where", step.writer.op("Greater", step.x, 0.0), gamma, below)
+
+
+def _sigmoid(step: Step) -> str:
+    return step.writer.op("Sub", step.y, step.writer.op("Mul", step.y, step.y))
+
+
+def _hard_sigmoid(step: Step) -> str:
+    write = step.writer
+    inside = write.op("And", write.op("Greater", step.y, 0.0), write.op("Less", step.y, 1.0))
+    return write.op("Mul", write.op("Cast", inside, to=onnx.TensorProto.FLOAT), step.attribute("alpha", 0.2))
+
+
+def _hard_swish(step: Step) -> str:
+    write = step.writer
+    gate = write.op("HardSigmoid", step.x, alpha=1.0 / 6.0, beta=0.5)
+    bend = write.op("Mul", write.mask("Less", write.op("Abs", step.x), 3.0), step.x)
+    return write.op("Add", gate, write.op("Mul", bend, 1.0 / 6.0))
+
+
+def _tanh(step: Step) -> str:
+    return step.writer.op("Sub", 1.0, step.writer.op("Mul", step.y, step.y))
+
+
+def _bell(step: Step, factor: float, width: float) -> str:
+    """The factor times exp of minus the squared input over the width."""
+    write = step.writer
+    exponent = write.op("Mul", write.op("Mul", step.x, step.x), -1.0 / width)
+    return write.op("Mul", write.op("Exp", exponent), factor)
+
+
+def _erf(step: Step) -> str:
+    return _bell(step, 2.0 / math.sqrt(math.pi), 1.0)
+
+
+def _gelu(step: Step) -> str:
+    if step.attribute("approximate", "none") == "tanh":
+        return _gelu_tanh(step)
+    write = step.writer
+    half = write.op("Mul", write.op("Erf", write.op("Mul", step.x, math.sqrt(0.5))), 0.5)
+    bend = write.op("Mul", step.x, _bell(step, 1.0 / math.sqrt(2.0 * math.pi), 2.0))
+    return write.op("Add", write.op("Add", half, 0.5), bend)
+
+
+def _gelu_tanh(step: Step) -> str:
+    write, outer, cubic = step.writer, math.sqrt(2.0 / math.pi), 0.044715
+    square = write.op("Mul", step.x, step.x)
+    inner = write.op("Mul", step.x, write.op("Add", write.op("Mul", square, outer * cubic), outer))
+    bent = write.op("Tanh", inner)
+    steep = write.op("Add", write.op("Mul", square, 3.0 * outer * cubic), outer)
+    rest = write.op("Sub", 1.0, write.op("Mul", bent, bent))
+    tail = write.op("Mul", write.op("Mul", step.x, rest), steep)
+    return write.op("Mul", write.op("Add", write.op("Add", bent, 1.0), tail), 0.5)
+
+
+def _softplus(step: Step) -> str:
+    return step.writer.op("Sigmoid", step.x)
+
+
+def _mish(step: Step) -> str:
+    write = step.writer
+    bent = write.op("Tanh", write.op("Softplus", step.x))
+    rest = write.op("Sub", 1.0, write.op("Mul", bent, bent))
+    tail = write.op("Mul", write.op("Mul", step.x, rest), write.op("Sigmoid", step.x))
+    return write.op("Add", bent, tail)
+
+
+def _softmax(step: Step) -> None:
+    write, axis = step.writer, step.attribute("axis", -1)
+    product = write.op("Mul", step.dy, step.y)
+    share = write.op("Mul", step.y, write.reduce_sum(product, [axis], keep=True))
+    step.give(0, write.op("Sub", product, share))
+
+
+def _log_softmax(step: Step) -> None:
+    write, axis = step.writer, step.attribute("axis", -1)
+    share = write.op("Mul", write.op("Exp", step.y), write.reduce_sum(step.dy, [axis], keep=True))
+    step.give(0, write.op("Sub", step.dy, share))
+
+
+ACTIVATIONS: dict[str, Rule] = {
+    "Elu": _sloped(_elu),
+    "Erf": _sloped(_erf),
+    "Gelu": _sloped(_gelu),
+    "HardSigmoid": _sloped(_hard_sigmoid),
+    "HardSwish": _sloped(_hard_swish),
+    "LeakyRelu": _sloped(_leaky_relu),
+    "LogSoftmax": _log_softmax,
+    "Mish": _sloped(_mish),
+    "PRelu": _prelu,
+    "Relu": _sloped(_relu),
+    "Selu": _sloped(_selu),
+    "Sigmoid": _sloped(_sigmoid),
+    "Softmax": _softmax,
+    "Softplus": _sloped(_softplus),
+    "Tanh": _sloped(_tanh),
+}

@@ -1,0 +1,183 @@
+"""Gradient rules of arithmetic, element by element, with broadcasting."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from onnxcalib.autodiff.standard.step import Rule, Step
+from onnxcalib.autodiff.standard.writer import FLOATS, NoRuleError
+
+
+def _pass(step: Step) -> None:
+    """The gradient as it is; so rounding is straight-through."""
+    step.only(0)
+    step.give(0, step.small_dy.name, small=step.small_dy.small)
+
+
+def _add(step: Step) -> None:
+    for index in step.wanted:
+        _give_plain(step, index)
+
+
+def _sub(step: Step) -> None:
+    if 0 in step.wanted:
+        _give_plain(step, 0)
+    if 1 in step.wanted:
+        _give_plain(step, 1, "Neg")
+
+
+def _give_plain(step: Step, index: int, change: str = "") -> None:
+    """The output's gradient for one operand; negated after the sum, where it is small."""
+    write = step.writer
+    if write.facts.same_shape(step.input(index), step.y):
+        name, small = step.small_dy.name, step.small_dy.small
+    else:
+        name, small = write.sum_to(step.dy, step.shape(step.y), step.input(index)), False
+    step.give(index, write.op(change, name) if change else name, small=small)
+
+
+def _mul(step: Step) -> None:
+    write = step.writer
+    first, second = step.node.input
+    if first == second:
+        step.give(0, write.op("Mul", write.op("Mul", step.small_dy.name, 2.0), first))
+        return
+    for index, other in ((0, second), (1, first)):
+        if index in step.wanted:
+            _give_product(step, index, other)
+
+
+def _give_product(step: Step, index: int, other: str) -> None:
+    write = step.writer
+    fits = write.facts.same_shape(other, step.y)
+    if fits and step.shape(step.input(index)) == () and step.known_rank(other) > 1 and not step.small_dy.small:
+        step.give(index, write.sum_all(write.dots(step.dy, other)))
+        return
+    step.give_summed(index, write.op("Mul", step.small_dy.name if fits else step.dy, other))
+
+
+def _div(step: Step) -> None:
+    write = step.writer
+    quotient = write.op("Div", step.dy, step.input(1))
+    if 0 in step.wanted:
+        step.give_summed(0, quotient)
+    if 1 in step.wanted:
+        summed = write.sum_to(write.op("Mul", quotient, step.y), step.shape(step.y), step.input(1))
+        step.give(1, write.op("Neg", summed))
+
+
+def _neg(step: Step) -> None:
+    step.give(0, step.writer.op("Neg", step.small_dy.name), small=step.small_dy.small)
+
+
+def _abs(step: Step) -> None:
+    step.give(0, step.writer.op("Mul", step.small_dy.name, step.writer.op("Sign", step.x)))
+
+
+def _sqrt(step: Step) -> None:
+    half = step.writer.op("Mul", step.small_dy.name, 0.5)
+    step.give(0, step.writer.op("Div", half, step.y))
+
+
+def _exp(step: Step) -> None:
+    step.give(0, step.writer.op("Mul", step.small_dy.name, step.y))
+
+
+def _log(step: Step) -> None:
+    step.give(0, step.writer.op("Div", step.small_dy.name, step.x))
+
+
+def _reciprocal(step: Step) -> None:
+    write = step.writer
+    square = write.op("Mul", step.y, step.y)
+    step.give(0, write.op("Mul", write.op("Neg", step.small_dy.name), square))
+
+
+def _pow(step: Step) -> None:
+    step.only(0)
+    write, exponent = step.writer, step.input(1)
+    value = write.facts.value(exponent)
+    if value is not None and value.size == 1 and write.facts.same_shape(step.x, step.y):
+        power = float(value.reshape(()))
+        scaled = write.op("Mul", step.small_dy.name, power)
+        base = step.x if power == 2 else write.op("Pow", step.x, power - 1)
+        step.give(0, write.op("Mul", scaled, base))
+        return
+    as_float = write.op("Cast", exponent, to=onnx.TensorProto.FLOAT)
+    lowered = write.op("Pow", step.x, write.op("Sub", as_float, 1.0))
+    step.give_summed(0, write.op("Mul", step.dy, write.op("Mul", as_float, lowered)))
+
+
+def _clip(step: Step) -> None:
+    write = step.writer
+    if 0 in step.wanted:
+        step.give(0, write.op("Mul", step.small_dy.name, write.mask("Equal", step.x, step.y)))
+    for index, comparison in ((1, "Less"), (2, "Greater")):
+        if index in step.wanted:
+            outside = write.op("Mul", step.small_dy.name, write.mask(comparison, step.x, step.input(index)))
+            step.give(index, write.reshape_like(write.sum_all(outside), step.input(index)))
+
+
+def _extreme(step: Step) -> None:
+    """Max and Min: to the operands that equal the result, in equal parts."""
+    write = step.writer
+    masks = {index: write.mask("Equal", step.input(index), step.y) for index in step.wanted}
+    share = step.dy
+    if len(masks) > 1:
+        # Where an operand without gradient is the extreme no mask is set.
+        share = write.op("Div", share, write.op("Max", write.op("Sum", *masks.values()), 1.0))
+    for index, mask in masks.items():
+        step.give_summed(index, write.op("Mul", share, mask))
+
+
+def _mean(step: Step) -> None:
+    part = step.writer.op("Mul", step.dy, 1.0 / len(step.node.input))
+    for index in step.wanted:
+        step.give_summed(index, part)
+
+
+def _where(step: Step) -> None:
+    condition = step.x
+    if 1 in step.wanted:
+        step.give_summed(1, step.writer.op("Where", condition, step.dy, 0.0))
+    if 2 in step.wanted:
+        step.give_summed(2, step.writer.op("Where", condition, 0.0, step.dy))
+
+
+def _cast(step: Step) -> None:
+    kind = step.writer.facts.types.get(step.x, onnx.TensorProto.UNDEFINED)
+    if kind not in FLOATS:
+        raise NoRuleError(f"the type of '{step.x}' is unknown")
+    step.give(0, step.writer.op("Cast", step.small_dy.name, to=kind), small=step.small_dy.small)
+
+
+def _dropout(step: Step) -> None:
+    if step.input(2) and np.any(step.known_value(step.input(2))):
+        raise NoRuleError("it is in training mode")
+    _pass(step)
+
+
+ELEMENTWISE: dict[str, Rule] = {
+    "Abs": _abs,
+    "Add": _add,
+    "Cast": _cast,
+    "Clip": _clip,
+    "Div": _div,
+    "Dropout": _dropout,
+    "Exp": _exp,
+    "Identity": _pass,
+    "Log": _log,
+    "Max": _extreme,
+    "Mean": _mean,
+    "Min": _extreme,
+    "Mul": _mul,
+    "Neg": _neg,
+    "Pow": _pow,
+    "Reciprocal": _reciprocal,
+    "Round": _pass,
+    "Sqrt": _sqrt,
+    "Sub": _sub,
+    "Sum": _add,
+    "Where": _where,
+}

@@ -1,0 +1,1 @@
+"""The run directory: finished work by what it was computed from."""

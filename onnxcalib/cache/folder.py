@@ -1,0 +1,109 @@
+"""A run directory on disk: what it is for, its lock and its values."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxcalib.cache.lock import locked
+from onnxcalib.cache.store import Store
+from onnxcalib.errors import OutputError
+from onnxcalib.files import replacing
+from onnxcalib.progress import Event, Listener
+
+FORMAT = "onnxcalib run 1"
+ABOUT = "run.json"
+# What makes the values of an earlier run useless to another, in the words of a warning.
+DIFFERENCES = {
+    "model_digest": "another model",
+    "data_digest": "other calibration data",
+    "target_digest": "another target",
+    "version": "another version of onnxcalib",
+    "code": "other code of onnxcalib",
+    "runtime": "another runtime",
+}
+
+
+@contextlib.contextmanager
+def opened(folder: Path, about: Mapping[str, Any], listener: Listener, classes: Mapping[str, type]) -> Iterator[Store]:
+    """The values of a run directory, made if there is none yet, for one process at a time."""
+    before = _before(folder)
+    try:
+        folder.mkdir(exist_ok=True)
+        (folder / "values").mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"run directory {folder} cannot be made: {error.strerror}.", "Name another with --run-dir."
+        ) from error
+    with locked(folder / "lock"):
+        if before is not None:
+            differing = dict.fromkeys(words for name, words in DIFFERENCES.items() if before.get(name) != about[name])
+            if differing:
+                message = f"{folder} was made by {' and '.join(differing)}: what is in it is kept, but not reused."
+                listener(Event("warning", {"message": message}))
+        write_about(folder, about)
+        # Only now is it a run directory for sure, where these names are its own.
+        _clear(folder)
+        (folder / "scratch").mkdir()
+        try:
+            yield Store(folder / "values", classes)
+        finally:
+            _clear(folder)
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What a run directory says of itself."""
+    about = _before(folder)
+    if about is None:
+        raise OutputError(f"there is no run directory {folder}.", "Check the path.")
+    return about
+
+
+def write_about(folder: Path, about: Mapping[str, Any]) -> None:
+    """Says what the directory is for."""
+    with replacing(folder / ABOUT) as temporary:
+        temporary.write_text(json.dumps({"format": FORMAT, **about}, indent=1) + "\n", encoding="utf-8")
+
+
+def _before(folder: Path) -> dict[str, Any] | None:
+    """What an earlier run wrote; None where there was none."""
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        raise OutputError(f"run directory {folder} is a file.", "Name a folder with --run-dir.")
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if _is_bare(folder):
+            return None
+        raise OutputError(
+            f"{folder} is not a run directory: it holds files, but no {ABOUT}.", "Name a new folder with --run-dir."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(folder) from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise _unreadable(folder)
+    return about
+
+
+def _unreadable(folder: Path) -> OutputError:
+    return OutputError(
+        f"{folder / ABOUT} is damaged, or of another program.", "Name another folder with --run-dir, or move it away."
+    )
+
+
+def _is_bare(folder: Path) -> bool:
+    """Whether it is empty, or all that a run which was killed at once leaves behind."""
+    names = {path.name for path in folder.iterdir() if not path.match(f".{ABOUT}.*.part")}
+    return names <= {"values", "lock"} and not any((folder / "values").glob("*"))
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a killed run left half done: only temporary names of its own."""
+    for path in (*folder.glob(f".{ABOUT}.*.part"), *(folder / "values").glob(".*.part")):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(folder / "scratch", ignore_errors=True)

@@ -1,0 +1,103 @@
+"""Values in files, each whole and with a checksum, or not there at all."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxcalib.cache.codec import checksum, pack, unpack
+from onnxcalib.errors import OutputError
+from onnxcalib.files import replacing
+from onnxcalib.numerics.quant_params import Array
+
+FORMAT = "onnxcalib value 1"
+SUFFIX = ".npz"
+
+
+class DamagedError(OutputError):
+    """A stored value is not what was written."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stored value; what it says of itself, None where it is damaged."""
+
+    path: Path
+    bytes: int
+    header: dict[str, Any] | None
+
+
+class Store:
+    """A folder of values by key."""
+
+    def __init__(self, folder: Path, classes: Mapping[str, type] = {}) -> None:
+        self.folder, self.classes = folder, classes  # of the values, by name
+        self._one_writer = threading.Lock()
+
+    def put(self, stage: str, key: str, value: Any, **about: Any) -> None:
+        """Writes the value under a temporary name, makes sure that it lies on the disk, and renames it."""
+        arrays: list[Array] = []
+        tree = json.dumps(pack(value, arrays))
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        header = json.dumps({"format": FORMAT, "stage": stage, "key": key, "when": when, **about})
+        named = {f"a{number}": array for number, array in enumerate(arrays)}
+        texts = {"header": header, "tree": tree, "checksum": checksum(header + tree, arrays)}
+        with self._one_writer, replacing(self.path(stage, key)) as temporary:
+            _write(temporary, {name: _as_bytes(text) for name, text in texts.items()} | named)
+
+    def get(self, stage: str, key: str) -> Any | None:
+        """The value, None where there is none."""
+        path = self.path(stage, key)
+        if not path.exists():
+            return None
+        header, tree, arrays = _read(path)
+        if header["key"] != key:
+            raise DamagedError(f"{path} holds the value of another key.")
+        return unpack(json.loads(tree), arrays, self.classes)
+
+    def path(self, stage: str, key: str) -> Path:
+        """The file of a value."""
+        return self.folder / f"{stage.replace(' ', '_')}-{key}{SUFFIX}"
+
+    def entries(self) -> Iterator[Entry]:
+        """All values, each read and checked."""
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            try:
+                header = _read(path)[0]
+            except DamagedError:
+                header = None
+            yield Entry(path, path.stat().st_size, header)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str, list[Array]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header, tree, wanted = (file[name].tobytes().decode() for name in ("header", "tree", "checksum"))
+            arrays = [file[f"a{number}"] for number in range(len(file.files) - 3)]
+    except PermissionError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DamagedError(f"{path} is damaged: it cannot be read.") from error
+    if checksum(header + tree, arrays) != wanted:
+        raise DamagedError(f"{path} is damaged: its checksum differs.")
+    return json.loads(header), tree, arrays
+
+
+def _write(path: Path, arrays: Mapping[str, Array]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def _as_bytes(text: str) -> Array:
+    return np.frombuffer(text.encode(), np.uint8)

@@ -1,0 +1,1 @@
+"""Which layer gets how many bits."""

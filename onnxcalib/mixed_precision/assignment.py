@@ -1,0 +1,105 @@
+"""From a sensitivity table and a request to an assignment whose measured loss keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnxcalib.errors import RecipeError
+from onnxcalib.mixed_precision.allocate import (
+    Allocation,
+    Limit,
+    greedy_accuracy,
+    greedy_compression,
+    maximise_gain,
+    minimise_loss,
+)
+from onnxcalib.mixed_precision.request import Request
+from onnxcalib.mixed_precision.rerank import Reranking, Score, rerank
+from onnxcalib.mixed_precision.table import SensitivityTable
+from onnxcalib.recipe import Precision
+
+TRIES = 12
+METHODS = ("integer-program", "greedy-accuracy", "greedy-compression")
+Measure = Callable[[Mapping[str, Precision]], float]
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """An allocation, and how its estimate compares with the assembled model."""
+
+    allocation: Allocation
+    estimated_loss: float  # of the whole model: the base model's loss and the sum of the increases
+    measured_loss: float
+    tries: int
+    reranking: Reranking | None = None  # with other assignments, where there were any
+
+
+def assign(table: SensitivityTable, request: Request, measure: Measure) -> Assigned:
+    """Solves, measures the assembled model, and with a loss budget tightens until the measurement keeps it."""
+    most = request.max_loss
+    if most is None:
+        return _measured(table, minimise_loss(table, request.limits, request.overrides), measure, 1)
+    budget = most - table.base_loss
+    if budget < 0:
+        raise RecipeError(
+            f"--max-loss {most:.6g} cannot be kept: with every layer at {table.base} the loss is already "
+            f"{table.base_loss:.6g}.",
+            "Ask for at least that much, or for more bits.",
+        )
+    for tries in range(1, TRIES + 1):
+        allocation = maximise_gain(table, request.minimise, budget, request.limits, request.overrides)
+        found = _measured(table, allocation, measure, tries)
+        if found.measured_loss <= most:
+            return found
+        # Losses add up to more than their sum: shrink the budget by as much as it was overrun, and a little more.
+        overrun = (found.measured_loss - table.base_loss) / max(most - table.base_loss, 1e-12)
+        budget = min(allocation.estimated_loss, budget) / max(1.1 * overrun, 1.25)
+        if budget == 0.0:  # estimates of nothing at all cannot shrink: only the base precision is left
+            at_base = request.with_override({row.layer: table.base for row in table.layers})
+            last = minimise_loss(table, at_base.limits, at_base.overrides)
+            found = _measured(table, last, measure, tries + 1)
+            if found.measured_loss <= most:
+                return found
+            break
+    raise RecipeError(
+        f"--max-loss {most:.6g} could not be kept in {tries} tries; the last lost {found.measured_loss:.6g}.",
+        "Allow more loss, or offer more bits.",
+    )
+
+
+def reranked(
+    table: SensitivityTable, request: Request, assigned: Assigned, measure: Measure, scores: Sequence[Score]
+) -> Assigned:
+    """What the scores put first among the program's optimum and others; none costs more or breaks a loss budget."""
+    limits, overrides = list(request.limits), request.overrides
+    optimum = assigned.allocation
+    if all(optimum.choices[row.layer] == table.base for row in table.layers if row.layer not in overrides):
+        return assigned
+    most = request.max_loss
+    if most is not None:
+        cost = request.minimise
+        limits = [*(limit for limit in limits if limit.cost != cost), Limit(cost, optimum.costs[cost])]
+    taken, losses, least, models = rerank(
+        table, limits, overrides, optimum, scores, lambda choices: most is None or measure(choices) <= most
+    )
+    told = Reranking(optimum, assigned.measured_loss, losses, least, models)
+    if taken is optimum:
+        return replace(assigned, reranking=told)
+    return replace(_measured(table, taken, measure, assigned.tries), reranking=told)
+
+
+def solve(table: SensitivityTable, request: Request, method: str) -> Allocation:
+    """An assignment from the table alone, unmeasured; the greedy rules know one limit and no loss budget."""
+    limits, overrides = request.limits, request.overrides
+    if method == METHODS[0]:
+        if request.max_loss is None:
+            return minimise_loss(table, limits, overrides)
+        return maximise_gain(table, request.minimise, request.max_loss - table.base_loss, limits, overrides)
+    if request.max_loss is not None or len(limits) != 1:
+        raise RecipeError(f"--method {method} takes one limit and no --max-loss.", "Give --compression alone.")
+    return (greedy_accuracy if method == METHODS[1] else greedy_compression)(table, limits[0], overrides)
+
+
+def _measured(table: SensitivityTable, allocation: Allocation, measure: Measure, tries: int) -> Assigned:
+    return Assigned(allocation, table.base_loss + allocation.estimated_loss, measure(allocation.choices), tries)

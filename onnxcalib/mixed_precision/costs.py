@@ -1,0 +1,103 @@
+"""What each layer costs at each precision: bytes as written, multiply-accumulates times bits, activation bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnxcalib.algorithms.rounding import CandidatePrecisions
+from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable
+from onnxcalib.model.io import constant_bytes
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.storage import shared_plane_bytes, stored_bytes
+from onnxcalib.plan import Candidates
+from onnxcalib.recipe import Precision
+from onnxcalib.targets import Bias, Format, Storage, Target
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The layers, and all that they may become."""
+
+    model: Model
+    layers: Sequence[Layer]
+    target: Target
+    candidates: Candidates
+    candidate_precisions: CandidatePrecisions
+    base: Precision
+
+
+def unmeasured(problem: Problem, elements: Mapping[str, float]) -> SensitivityTable:
+    """The table with every cost, and no loss yet; elements are those of each tensor that layers read, a sample."""
+    costs = costs_of(problem, elements)
+    rows = tuple(
+        LayerChoices(
+            layer.name,
+            layer.input,
+            dict.fromkeys(problem.candidate_precisions[layer.name], 0.0),
+            {name: cost.layers[layer.name] for name, cost in costs.items()},
+        )
+        for layer in problem.layers
+    )
+    fixed = {name: cost.fixed for name, cost in costs.items()}
+    whole = {name: cost.whole_float for name, cost in costs.items()}
+    return SensitivityTable(problem.base, "none", 0.0, 0, fixed, whole, rows)
+
+
+@dataclass(frozen=True)
+class _Cost:
+    layers: Mapping[str, Mapping[Precision, float]]
+    fixed: float
+    whole_float: float
+
+
+def costs_of(problem: Problem, elements: Mapping[str, float]) -> dict[str, _Cost]:
+    """The built-in costs: bytes as written, multiply-accumulates times bits, and activation bytes."""
+    costs = {"size": _size(problem)}
+    macs = {layer.name: layer.macs for layer in problem.layers}
+    known = {name: count for name, count in macs.items() if count is not None}
+    if len(known) == len(macs):
+        bops = {
+            name: {
+                choice: float(known[name] * choice.weight * choice.activation)
+                for choice in problem.candidate_precisions[name]
+            }
+            for name in known
+        }
+        costs["bops"] = _Cost(bops, 0.0, float(sum(known.values()) * 32 * 32))
+    first = {tensor: next(layer.name for layer in problem.layers if layer.input == tensor) for tensor in elements}
+    activation = {
+        layer.name: {
+            choice: elements[layer.input] * choice.activation / 8 if first[layer.input] == layer.name else 0.0
+            for choice in problem.candidate_precisions[layer.name]
+        }
+        for layer in problem.layers
+    }
+    costs["activation"] = _Cost(activation, 0.0, 4.0 * sum(elements.values()))
+    return costs
+
+
+def _size(problem: Problem) -> _Cost:
+    """The most bytes that all constants can take: packed codes, and what no choice changes (scales, biases, ...)."""
+    plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
+    # Quant nodes read float weights; what counts is what the hardware will hold.
+    written = constant_bytes(write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ)))
+    layers = {
+        layer.name: {
+            choice: float(stored_bytes(layer.weight_shape, choice.weight, problem.target.storage))
+            for choice in problem.candidate_precisions[layer.name]
+        }
+        for layer in problem.layers
+    }
+    fixed = written - sum(sizes[problem.base] for sizes in layers.values())
+    widths = {choice.weight for choices in problem.candidate_precisions.values() for choice in choices}
+    shared = shared_plane_bytes(widths) if problem.target.storage is Storage.BIT_PLANES else 0
+    return _Cost(layers, fixed + shared + _new_biases(problem), float(constant_bytes(problem.model.proto)))
+
+
+def _new_biases(problem: Problem) -> int:
+    """What tuning may add: a bias for each layer that has none and can take one, with its scales."""
+    each = {Bias.FLOAT: 4, Bias.INT32: 12, Bias.INT8: 1}[problem.target.bias]
+    return sum(each * layer.channels for layer in problem.layers if layer.bias is None and layer.takes_bias)

@@ -1,0 +1,150 @@
+"""The program's optimum beside its rivals: losses do not quite add up, so the assembled models are measured.
+
+Rivals are both greedy baselines and, for layers that the optimum lowers, the program's optimum without that choice. All
+keep the limits. They are measured on samples that resemble unseen ones; what fits the calibration samples themselves
+best is often not the best for others, for a network may know these by heart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from onnxcalib.errors import RecipeError
+from onnxcalib.mixed_precision.allocate import Allocation, Limit, greedy_accuracy, greedy_compression, minimise_loss
+from onnxcalib.mixed_precision.table import SensitivityTable
+from onnxcalib.recipe import Precision
+
+Choices = Mapping[str, Precision]
+Score = Callable[[Choices], float]
+Pins = Mapping[str, Precision]
+
+ROUNDS = 2  # the second looks around the best rival of the first
+ROUND = 6  # rivals of the program in each
+FINALISTS = 3  # of them
+
+
+@dataclass(frozen=True)
+class Reranking:
+    """What measuring found: the program's optimum, and the losses on samples like unseen ones."""
+
+    optimum: Allocation
+    optimum_measured: float  # the optimum's loss on the calibration samples
+    losses: Mapping[str, float]  # of the optimum and the baselines, by method
+    least: float  # of what was taken
+    models: int
+
+
+def most_measurements(scores: int) -> int:
+    """The most that a contest asks of so many scores together."""
+    known = 3  # the optimum and both baselines
+    return known + ROUNDS * ROUND + (scores - 1) * (known + FINALISTS)
+
+
+def rerank(
+    table: SensitivityTable,
+    limits: Sequence[Limit],
+    pins: Pins,
+    optimum: Allocation,
+    scores: Sequence[Score],
+    keeps: Callable[[Choices], bool],
+) -> tuple[Allocation, Mapping[str, float], float, int]:
+    """The assignment with the least mean score, the mean scores of the optimum and the baselines, and the models run.
+
+    The first score is asked of all, the others of those that it puts first, of the optimum and of the baselines.
+    """
+    scores = [_once(score) for score in scores]
+    own, asked = [_Entrant(optimum, {}, scores[0](optimum.choices))], [optimum.choices]
+    known = [_Entrant(each, {}, scores[0](each.choices)) for each in _baselines(table, limits, pins)]
+    asked += [each.allocation.choices for each in known]
+    for turn in range(ROUNDS):
+        # Around the optimum first, then around the best rival, even if that does not beat the optimum.
+        best = min(own[min(turn, len(own) - 1) :], key=lambda each: each.score)
+        for allocation, barred in islice(_around(table, limits, pins, best, asked), ROUND):
+            asked.append(allocation.choices)
+            own.append(_Entrant(allocation, barred, scores[0](allocation.choices)))
+    first = sorted(own[1:], key=lambda each: each.score)[:FINALISTS]
+    finalists = [
+        replace(each, score=(each.score + sum(score(each.allocation.choices) for score in scores[1:])) / len(scores))
+        for each in (own[0], *known, *first)
+    ]
+    ranked = sorted(finalists, key=lambda each: each.score)
+    winner = next((it for it in ranked if it.allocation is optimum or keeps(it.allocation.choices)), finalists[0])
+    losses = {each.allocation.method: each.score for each in finalists[: 1 + len(known)]}
+    return _with_gap(winner.allocation, optimum), losses, winner.score, len({_key(it) for it in asked})
+
+
+@dataclass(frozen=True)
+class _Entrant:
+    allocation: Allocation
+    barred: Mapping[str, frozenset[Precision]]  # the choices that the program went without
+    score: float
+
+
+def _once(score: Score) -> Score:
+    """The score, asked only once of assignments that are the same."""
+    known: dict[tuple[tuple[str, Precision], ...], float] = {}
+
+    def ask(choices: Choices) -> float:
+        if _key(choices) not in known:
+            known[_key(choices)] = score(choices)
+        return known[_key(choices)]
+
+    return ask
+
+
+def _key(choices: Choices) -> tuple[tuple[str, Precision], ...]:
+    return tuple(choices.items())
+
+
+def _baselines(table: SensitivityTable, limits: Sequence[Limit], pins: Pins) -> Iterator[Allocation]:
+    """Both greedy assignments, where they reach the one limit that they know."""
+    if len(limits) != 1:
+        return
+    for solve in (greedy_accuracy, greedy_compression):
+        try:
+            yield solve(table, limits[0], pins)
+        except RecipeError:
+            continue
+
+
+def _around(
+    table: SensitivityTable, limits: Sequence[Limit], pins: Pins, best: _Entrant, asked: Sequence[Choices]
+) -> Iterator[tuple[Allocation, Mapping[str, frozenset[Precision]]]]:
+    """The program without one more choice of the best, in turn, first without those that are to lose most."""
+    choices = best.allocation.choices
+    lowered = [row for row in table.layers if row.layer not in pins and choices[row.layer] != table.base]
+    for row in sorted(lowered, key=lambda row: -row.losses[choices[row.layer]]):
+        barred = {
+            **best.barred,
+            row.layer: best.barred.get(row.layer, frozenset()) | {choices[row.layer]},
+        }
+        try:
+            found = minimise_loss(_without(table, barred), limits, pins)
+        except RecipeError:
+            continue  # no assignment reaches the limits without that choice
+        if all(found.choices != other for other in asked):
+            yield replace(found, method="integer program without " + _named(barred)), barred
+
+
+def _without(table: SensitivityTable, barred: Mapping[str, frozenset[Precision]]) -> SensitivityTable:
+    """The table with fewer choices; the base stays."""
+    rows = []
+    for row in table.layers:
+        left = [choice for choice in row.losses if choice not in barred.get(row.layer, ())]
+        costs = {name: {choice: cost[choice] for choice in left} for name, cost in row.costs.items()}
+        rows.append(replace(row, losses={choice: row.losses[choice] for choice in left}, costs=costs))
+    return replace(table, layers=tuple(rows))
+
+
+def _named(barred: Mapping[str, frozenset[Precision]]) -> str:
+    return ", ".join(f"{layer} at {choice}" for layer, choices in barred.items() for choice in sorted(choices))
+
+
+def _with_gap(allocation: Allocation, optimum: Allocation) -> Allocation:
+    """What was taken, with how far its estimate is from the program's optimum."""
+    if allocation is optimum:
+        return optimum
+    above = allocation.estimated_loss - optimum.estimated_loss
+    return replace(allocation, optimal=False, gap=above / max(allocation.estimated_loss, 1e-300))

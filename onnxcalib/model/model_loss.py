@@ -1,0 +1,195 @@
+"""The loss of a whole quantized model against the float model's outputs, with what trains as parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.layer_loss import LossWriter
+from onnxcalib.model.layers import Layer
+from onnxcalib.numerics.losses import TEMPERATURE, Head
+from onnxcalib.numerics.quant_params import along
+from onnxcalib.plan import QuantPlan
+
+FloatArray = npt.NDArray[np.float32]
+
+HINTED = "hinted"  # the input that says how many times the error of hints counts
+SMALLEST = 1e-12  # of a probability whose logarithm is taken
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Where a parameter starts, in its unit."""
+
+    start: FloatArray
+    unit: FloatArray
+
+
+def bias_name(layer: Layer) -> str:
+    """The input that takes a layer's bias."""
+    return f"{layer.name}:bias"
+
+
+def weight_name(layer: Layer) -> str:
+    """The input that takes a layer's weight before it is rounded."""
+    return f"{layer.name}:weight"
+
+
+def weight_scale_name(layer: Layer) -> str:
+    """The input that takes the steps of a weight's grid."""
+    return f"{layer.name}:weight_scale"
+
+
+def input_scale_name(tensor: str) -> str:
+    """The input that takes the step of the grid on which layers read a tensor."""
+    return f"{tensor}:input_scale"
+
+
+def truth_name(output: str) -> str:
+    """The input that takes the float model's output; as softened probabilities where it is a distribution."""
+    return f"{output}:truth"
+
+
+def distillation_loss(
+    quantized: onnx.ModelProto,
+    layers: Sequence[Layer],
+    plan: QuantPlan,
+    parameters: Mapping[str, Parameter],
+    heads: Mapping[str, Head],
+    truth: Mapping[str, npt.NDArray[np.float32]],
+    hints: Sequence[str] = (),
+) -> onnx.ModelProto:
+    """Requires the plan's written model with one byte a code; truth gives ranks and energies of outputs and hints.
+
+    Hints are inner tensors whose mean relative error is added, as many times as the input HINTED says.
+    """
+    form = _FloatForm(quantized, layers, plan, parameters)
+    form.write()
+    writer = form.writer
+
+    def wanted(name: str) -> str:
+        # Sizes may differ from feed to feed, as lengths of sequences do.
+        return writer.input(
+            truth_name(name), [f"{name}:{axis}" for axis in range(1, truth[name].ndim)] if truth[name].ndim else None
+        )
+
+    def squared_error(name: str) -> str:
+        return writer.squared_error(name, wanted(name), float(np.mean(np.square(truth[name], dtype=np.float64))))
+
+    def total(parts: Sequence[str]) -> str:
+        return parts[0] if len(parts) == 1 else writer.add("Add", [parts[0], total(parts[1:])])
+
+    loss = total(
+        [
+            squared_error(name) if head is Head.VALUES else _cross_entropy(writer, name, wanted(name), head)
+            for name, head in heads.items()
+        ]
+    )
+    if hints:
+        each = writer.add("Div", [writer.input(HINTED, None), writer.constant("hints", np.float32(len(hints)))])
+        loss = writer.add("Add", [loss, writer.add("Mul", [total([squared_error(name) for name in hints]), each])])
+    return writer.finish(loss)
+
+
+def _cross_entropy(writer: LossWriter, name: str, wanted: str, head: Head) -> str:
+    """The softened divergence but for the float model's own entropy, which nothing changes."""
+    logits = name if head is Head.LOGITS else writer.add("Log", [writer.clip(name, SMALLEST, 1.0)])
+    softened = writer.add("Div", [logits, writer.constant("temperature", np.float32(TEMPERATURE))])
+    logarithms = writer.add("LogSoftmax", [softened], axis=-1)
+    axes = writer.constant("axes", [-1], np.int64)
+    each = writer.add("ReduceSum", [writer.add("Mul", [wanted, logarithms]), axes], keepdims=0)
+    return writer.add("Neg", [writer.mean(each)])
+
+
+class _FloatForm:
+    """A QDQ model rewritten so that gradients pass through its quantizers."""
+
+    def __init__(
+        self,
+        quantized: onnx.ModelProto,
+        layers: Sequence[Layer],
+        plan: QuantPlan,
+        parameters: Mapping[str, Parameter],
+    ) -> None:
+        self.index = GraphIndex(quantized.graph)
+        self.graph, self.plan = quantized.graph, plan
+        self.writer = LossWriter(quantized)
+        self.writer.inputs.extend(value for value in quantized.graph.input if value.name in self.index.inputs)
+        self.values = {name: self.writer.parameter(name, value.start, value.unit) for name, value in parameters.items()}
+        nodes = {node.name: node for node in quantized.graph.node}
+        self.weights = {nodes[layer.name].input[1]: layer for layer in layers if layer.name in plan.layers}
+        self.inputs = {nodes[layer.name].input[0]: layer.input for layer in layers if layer.name in plan.layers}
+        # The biases that are fed from parameters, by node and place.
+        self.biases = {
+            self._bias_place(nodes, layer): self.values[bias_name(layer)]
+            for layer in layers
+            if bias_name(layer) in self.values
+        }
+
+    def _bias_place(self, nodes: Mapping[str, onnx.NodeProto], layer: Layer) -> tuple[str, int]:
+        if layer.bias_node is None:
+            return layer.name, 2
+        read = nodes[layer.bias_node].input
+        return layer.bias_node, next(i for i, name in enumerate(read) if name in self.index.initializers)
+
+    def write(self) -> None:
+        """All nodes, with every quantizer in a form that can be differentiated."""
+        for node in self.graph.node:
+            if node.op_type == "QuantizeLinear" or self._is_clip_of_codes(node):
+                continue
+            if node.op_type == "DequantizeLinear":
+                self._dequantize(node)
+                continue
+            copy = self.writer.copy(node)
+            for (name, place), value in self.biases.items():
+                if name == node.name:
+                    copy.input.extend([""] * (place + 1 - len(copy.input)))
+                    copy.input[place] = value
+
+    def _is_clip_of_codes(self, node: onnx.NodeProto) -> bool:
+        maker = self.index.producers.get(node.input[0]) if node.input else None
+        return node.op_type == "Clip" and maker is not None and maker.op_type == "QuantizeLinear"
+
+    def _dequantize(self, node: onnx.NodeProto) -> None:
+        scale, zero = (self.index.constant(name) for name in node.input[1:3])
+        assert scale is not None
+        assert zero is not None
+        axis = attributes(node).get("axis", 1) if scale.ndim else None
+        codes = self.index.constant(node.input[0])
+        if codes is None:
+            self._quantize_activation(node, scale, zero, axis)
+            return
+        layer = self.weights.get(node.output[0])
+        if layer is not None and weight_name(layer) in self.values:
+            self._quantize_weight(node, layer)
+            return
+        values = (codes.astype(np.int32) - along(zero, axis, codes.ndim)) * along(scale, axis, codes.ndim)
+        tensor = numpy_helper.from_array(values.astype(np.float32), node.output[0])
+        self.writer.constants.append(tensor)
+
+    def _quantize_weight(self, node: onnx.NodeProto, layer: Layer) -> None:
+        grid, writer = self.plan.layers[layer.name].grid, self.writer
+        scale = self.values.get(weight_scale_name(layer)) or writer.constant("scale", grid.scale)
+        zero = writer.constant("zero", grid.zero_point.astype(np.float32))
+        writer.fake_quantize(self.values[weight_name(layer)], scale, zero, (grid.low, grid.high), grid.axis)
+        writer.nodes[-1].output[0] = node.output[0]
+
+    def _quantize_activation(
+        self, node: onnx.NodeProto, scale: FloatArray, zero: npt.NDArray[Any], axis: int | None
+    ) -> None:
+        maker, bounds = self.index.producers[node.input[0]], np.iinfo(zero.dtype)
+        low, high = int(bounds.min), int(bounds.max)
+        if maker.op_type == "Clip":
+            low, high = (int(self.index.constant(name)) for name in maker.input[1:3])  # type: ignore[arg-type]
+            maker = self.index.producers[maker.input[0]]
+        trained = self.values.get(input_scale_name(self.inputs.get(node.output[0], "")))
+        grid = (trained or self.writer.constant("scale", scale), self.writer.constant("zero", zero.astype(np.float32)))
+        self.writer.fake_quantize(maker.input[0], *grid, (low, high), axis)
+        self.writer.nodes[-1].output[0] = node.output[0]

@@ -1,0 +1,34 @@
+"""What the outputs of a model mean, told from the graph: logits, probabilities, or plain values."""
+
+from __future__ import annotations
+
+import onnx
+
+from onnxcalib.model.graph import GraphIndex
+from onnxcalib.numerics.losses import Head
+
+_LAYOUT_OPS = {"Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear", "Cast"}
+_LAYERS = {"Conv", "Gemm", "MatMul", "QLinearConv"}
+_DISTRIBUTIONS = {"Softmax": Head.PROBABILITIES, "LogSoftmax": Head.LOGITS}
+
+
+def find_heads(model: onnx.ModelProto) -> dict[str, Head]:
+    """The head of every float output: a layer's own output with two axes is read as logits."""
+    index = GraphIndex(model.graph)
+    heads = {}
+    for value in model.graph.output:
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            two_axes = len(value.type.tensor_type.shape.dim) == 2
+            heads[value.name] = _head(index, value.name, two_axes)
+    return heads
+
+
+def _head(index: GraphIndex, name: str, two_axes: bool) -> Head:
+    node = index.producers.get(name)
+    while node is not None and node.op_type in _LAYOUT_OPS:
+        node = index.producers.get(node.input[0])
+    if node is not None and node.op_type in _DISTRIBUTIONS:
+        return _DISTRIBUTIONS[node.op_type]
+    if node is not None and node.op_type == "Add" and any(operand in index.initializers for operand in node.input):
+        node = next((made for operand in node.input if (made := index.producers.get(operand)) is not None), None)
+    return Head.LOGITS if two_axes and node is not None and node.op_type in _LAYERS else Head.VALUES

@@ -1,0 +1,162 @@
+"""Range estimators: from statistics of an activation, or from a weight itself, to the range of its grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxcalib.numerics.quant_params import Array, Grid, GridKind, fake_quantize, make_grid
+from onnxcalib.numerics.statistics import TensorStatistics
+
+Range = tuple[float, float]
+FloatArray = npt.NDArray[np.float64]
+
+PERCENTILE = 99.99
+_CANDIDATES = 96
+
+
+def minmax(stats: TensorStatistics, _kind: GridKind) -> Range:
+    """The extremes."""
+    return stats.low, stats.high
+
+
+def averaged(stats: TensorStatistics, _kind: GridKind) -> Range:
+    """The extremes of a sample, averaged over samples (the paper's choice)."""
+    return stats.mean_low, stats.mean_high
+
+
+def percentile(stats: TensorStatistics, _kind: GridKind) -> Range:
+    """The range that leaves out the outermost 0.01 % on either side."""
+    centres, counts = _values(stats)
+    if counts.sum() == 0:
+        return stats.low, stats.high
+    share = np.cumsum(counts) / counts.sum()
+    half_bin = (stats.high - stats.low) / len(stats.counts) / 2
+    first = int(np.searchsorted(share, 1 - PERCENTILE / 100))
+    last = int(np.searchsorted(share, PERCENTILE / 100))
+    low = stats.low if first == 0 else float(centres[first]) - half_bin
+    return low, float(centres[min(last, len(centres) - 1)]) + half_bin
+
+
+def mse(stats: TensorStatistics, kind: GridKind) -> Range:
+    """The range with the least squared rounding and clipping error, each sample's relative to its own energy.
+
+    Absolute errors would let the few samples with the largest values decide for all the others.
+    """
+    centres = _values(stats)[0]
+    used = stats.relative > 0
+    if not used.any():  # a constant tensor has no histogram, and every range would look as good as any other
+        return stats.low, stats.high
+    centres, counts = centres[used], stats.relative[used]
+    least, most = min(stats.low, 0.0), max(stats.high, 0.0)
+
+    def error(lo: float, hi: float) -> float:
+        off = fake_quantize(centres, make_grid(lo, hi, kind)) - centres
+        return float(np.dot(counts, off * off))
+
+    # Both ends shrink together first: at few bits, searching one end at a time sticks far from the best.
+    together = min(np.linspace(1.0, 1 / _CANDIDATES, _CANDIDATES), key=lambda part: error(least * part, most * part))
+    low, high = least * float(together), most * float(together)
+    for _ in range(2):
+        high = _best(partial(error, low), most)
+        low = _best(partial(_swapped, error, high), least)
+    return low, high
+
+
+def entropy(stats: TensorStatistics, kind: GridKind) -> Range:
+    """The range whose quantized histogram diverges least (Kullback-Leibler) from the clipped one."""
+    counts = stats.counts.astype(np.float64)
+    edges = np.linspace(stats.low, stats.high, len(counts) + 1)
+    if counts.sum() == 0 or stats.high <= stats.low:
+        return stats.low, stats.high
+    reach = max(-stats.low, stats.high)
+    levels = 2 ** (kind.bits - 1) if stats.low < 0 else 2**kind.bits
+    best = (np.inf, reach)
+    for limit in np.linspace(reach / _CANDIDATES, reach, _CANDIDATES):
+        inside = (edges[1:] > -limit) & (edges[:-1] < limit)
+        best = min(best, (_divergence(counts, inside, levels), float(limit)))
+    return max(stats.low, -best[1]), min(stats.high, best[1])
+
+
+ESTIMATORS: dict[str, Callable[[TensorStatistics, GridKind], Range]] = {
+    "minmax": minmax,
+    "averaged": averaged,
+    "percentile": percentile,
+    "mse": mse,
+    "entropy": entropy,
+}
+
+
+def weight_grid(weight: Array, kind: GridKind, axis: int | None, method: str) -> Grid:
+    """The weight's own grid: its extremes for minmax and averaged, else the least squared error, channel by channel."""
+    rows = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1) if axis is not None else weight.reshape(1, -1)
+    low, high = _row_ranges(rows, kind, method)
+    if axis is None:
+        return make_grid(low[0], high[0], kind)
+    return make_grid(low, high, kind, axis)
+
+
+def blocked_grid(weight: Array, kind: GridKind, axis: int, block: int, method: str) -> Grid:
+    """The same for blocks along an axis; what the last one lacks counts as zero, which every grid holds."""
+    last = np.moveaxis(weight, axis, -1)
+    padded = np.pad(last, [(0, 0)] * (weight.ndim - 1) + [(0, -weight.shape[axis] % block)])
+    ranges = _row_ranges(padded.reshape(-1, block), kind, method)
+    low, high = (np.moveaxis(ends.reshape(*last.shape[:-1], -1), -1, axis) for ends in ranges)
+    return replace(make_grid(low, high, kind, axis), block=block)
+
+
+def _row_ranges(rows: Array, kind: GridKind, method: str) -> tuple[FloatArray, FloatArray]:
+    low, high = rows.min(axis=1).astype(np.float64), rows.max(axis=1).astype(np.float64)
+    return _least_error(rows, low, high, kind) if method in ("mse", "percentile", "entropy") else (low, high)
+
+
+def _least_error(rows: Array, low: FloatArray, high: FloatArray, kind: GridKind) -> tuple[FloatArray, FloatArray]:
+    best = np.full(len(rows), np.inf)
+    share = np.ones(len(rows))
+    for part in np.linspace(1.0, 0.25, 76):
+        off = fake_quantize(rows, make_grid(low * part, high * part, kind, 0)) - rows
+        error = np.einsum("ij,ij->i", off, off, dtype=np.float64)
+        better = error < best
+        best[better], share[better] = error[better], part
+    return low * share, high * share
+
+
+def _swapped(error: Callable[[float, float], float], high: float, low: float) -> float:
+    return error(low, high)
+
+
+def _best(error: Callable[[float], float], end: float) -> float:
+    if end == 0.0:
+        return end
+    coarse = np.linspace(end / _CANDIDATES, end, _CANDIDATES)
+    around = min(coarse, key=error)
+    fine = np.linspace(max(around - end / _CANDIDATES, end / _CANDIDATES, key=abs), around, 8)
+    return float(min((around, *fine), key=error))
+
+
+def _values(stats: TensorStatistics) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    edges = np.linspace(stats.low, stats.high, len(stats.counts) + 1)
+    return ((edges[1:] + edges[:-1]) / 2).astype(np.float32), stats.counts
+
+
+def _divergence(counts: FloatArray, inside: npt.NDArray[np.bool_], levels: int) -> float:
+    kept = counts[inside].copy()
+    if len(kept) < levels or kept.sum() == 0:
+        return np.inf
+    where = np.flatnonzero(inside)
+    reference = kept.copy()
+    reference[0] += counts[: where[0]].sum()
+    reference[-1] += counts[where[-1] + 1 :].sum()
+    level = np.arange(len(kept)) * levels // len(kept)
+    filled = np.bincount(level, weights=kept > 0, minlength=levels)
+    total = np.bincount(level, weights=kept, minlength=levels)
+    spread = np.where(kept > 0, (total / np.maximum(filled, 1))[level], 0.0)
+    p, q = reference / reference.sum(), spread / spread.sum()
+    both = (p > 0) & (q > 0)
+    # Mass clipped into an end bin that was empty has no counterpart; a floor keeps its cost finite.
+    lost = p[(p > 0) & (q == 0)]
+    return float((p[both] * np.log(p[both] / q[both])).sum() + (lost * np.log(np.maximum(lost, 1e-12) / 1e-9)).sum())

@@ -1,0 +1,1 @@
+"""The pipelines: plain, light and advanced as lists of stages."""

@@ -1,0 +1,131 @@
+"""The pipelines as short lists of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxcalib.autodiff.gradients import choose_engine
+from onnxcalib.data import Preprocess
+from onnxcalib.files import check_writable
+from onnxcalib.mixed_precision.request import add_cost_tables, check_mixed
+from onnxcalib.model.branches import with_branch
+from onnxcalib.model.shapes import with_fixed_batch
+from onnxcalib.pipeline import stages
+from onnxcalib.pipeline.begin import running
+from onnxcalib.pipeline.job import Job, Start, start
+from onnxcalib.pipeline.result import Outcome, Result
+from onnxcalib.pipeline.stages import better_of, equalize, settled, trains_end_to_end
+from onnxcalib.progress import Progress, listener_of, silent
+from onnxcalib.recipe import MIXED, Pipeline, Recipe, Training
+
+DEFAULT = Recipe()
+
+
+def quantize(
+    model: str | Path | onnx.ModelProto,
+    calibration: Any,
+    recipe: Recipe = DEFAULT,
+    *,
+    output: str | Path | None = None,
+    preprocess: Preprocess | None = None,
+    progress: Progress = silent,
+    workers: int | None = None,
+    run_dir: str | Path | None = None,
+) -> Result:
+    """Quantizes a float model; the calibration data is a path, arrays by name, or feeds.
+
+    Workers train layers side by side, one a core by default; their number does not change the result. A run directory
+    keeps what is finished: an interrupted call, made again, goes on from there. A progress with a method `event` also
+    hears of events.
+    """
+    if output is not None:
+        check_writable(Path(output))
+    started = start(model, calibration, recipe, preprocess, progress, workers)
+    folder = Path(run_dir) if run_dir is not None else None
+    with running(started, folder, listener_of(progress)) as begun:
+        for job in begun.jobs:
+            if len(recipe.bits) > 1 and job.branch is None:
+                check_mixed(recipe, job.layers)
+        equal = replace(begun, jobs=tuple(with_equal_channels(job) for job in begun.jobs))
+        result = _joined(equal, [_run(job) for job in equal.jobs])
+        if output is not None:
+            result.save(output)
+            result = replace(result, output=Path(output))
+    return result
+
+
+def with_equal_channels(job: Job) -> Job:
+    """The job on a model whose channels share their grids well."""
+    if job.recipe.pipeline is Pipeline.PLAIN or job.recipe.training is Training.PAPER:
+        return job
+    return equalize(job, stages.equalization(job))
+
+
+def _run(job: Job) -> Outcome:
+    run = {Pipeline.PLAIN: _plain, Pipeline.LIGHT: _light, Pipeline.ADVANCED: _advanced}[job.recipe.pipeline]
+    if job.branch is not None and len(job.recipe.bits) > 1:
+        # Bits are assigned within one graph; branches of an If get the highest on offer.
+        unmixed = {name: getattr(DEFAULT, name) for name in (*MIXED, "edge_bits")}
+        return run(replace(job, recipe=replace(job.recipe, bits=(job.recipe.base,), **unmixed)))
+    return run(job)
+
+
+def _plain(job: Job) -> Outcome:
+    """Calibrate, round to nearest, write."""
+    return Outcome(settled(job, stages.uniform_plan(job, stages.statistics(job))))
+
+
+def _light(job: Job) -> Outcome:
+    """Forward passes only: sensitivity, integer program, batch-norm tuning."""
+    found = _assembled(job)
+    tuned = stages.batch_norm_tuning(job, found.plan)
+    return replace(found, plan=settled(job, tuned.plan), tuned=tuned)
+
+
+def _advanced(job: Job) -> Outcome:
+    """Training as well: layers in parallel before bits are assigned, after it in turn and together, then the biases."""
+    choose_engine(job.recipe.get("engine"))
+    found = _assembled(job)
+    tuned = stages.batch_norm_tuning(job, found.plan)
+    trained = stages.sequential_training(job, tuned.plan)
+    if trains_end_to_end(job.recipe):
+        joint = stages.end_to_end_training(job, trained)
+        plan, trained, joint = better_of(job, trained, joint)
+    else:
+        plan, joint = settled(job, trained.plan), None
+    # Biases are tuned on the scales that are written.
+    biases = stages.bias_tuning(job, plan)
+    return replace(found, plan=biases.plan, tuned=tuned, trained=trained, joint=joint, biases=biases)
+
+
+def _assembled(job: Job) -> Outcome:
+    """The plan at one precision, or at the bits that the integer program assigns; only those are trained already."""
+    found = stages.statistics(job)
+    if len(job.recipe.bits) == 1:
+        return Outcome(stages.uniform_plan(job, found))
+    candidates = stages.rounded_candidates(job, found)
+    stages.check_reachable(job, candidates)
+    if job.recipe.pipeline is Pipeline.ADVANCED:
+        candidates = stages.parallel_training(job, candidates)
+    table = add_cost_tables(stages.sensitivities(job, candidates).table, job.recipe)
+    assigned = stages.allocation(job, candidates, table)
+    return Outcome(candidates.stitch(assigned.allocation.choices), table, assigned)
+
+
+def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
+    """One file out of the model's own graph and the branches of its Ifs."""
+    whole, plan = started.model.proto, None
+    for job, outcome in zip(started.jobs, outcomes, strict=True):
+        written = job.write(outcome.plan)
+        whole = written if job.branch is None else with_branch(whole, job.branch, written)
+        plan = outcome.plan if plan is None else plan.joined(outcome.plan)
+    first = started.jobs[0]
+    if first.target.fixed_shapes:
+        whole = with_fixed_batch(whole)
+    told = {**vars(outcomes[0]), "plan": plan}
+    return Result(**told, model=whole, layers=started.listed, recipe=first.recipe)

@@ -1,0 +1,45 @@
+"""What comes out of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from onnxcalib.algorithms.batchnorm import Tuned
+from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
+from onnxcalib.algorithms.reconstruction.layerwise import Trained
+from onnxcalib.mixed_precision.assignment import Assigned
+from onnxcalib.mixed_precision.table import SensitivityTable
+from onnxcalib.model.io import write_model
+from onnxcalib.model.layers import LayerList
+from onnxcalib.plan import QuantPlan
+from onnxcalib.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The plan of one graph, and how it came to be."""
+
+    plan: QuantPlan
+    table: SensitivityTable | None = None
+    assigned: Assigned | None = None
+    tuned: Tuned | None = None
+    trained: Trained | None = None
+    joint: NetworkTuned | None = None
+    biases: NetworkTuned | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Outcome):
+    """A quantized model, and how it came to be; its plan is that of all its graphs."""
+
+    model: onnx.ModelProto
+    layers: LayerList
+    recipe: Recipe
+    output: Path | None = None  # the file that it was written to
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model file, under a temporary name first."""
+        write_model(self.model, path)

@@ -1,0 +1,234 @@
+"""The stages: what each is called, which values it takes, and what it reads of the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from onnxcalib.algorithms.batchnorm import Tuned, Tuner
+from onnxcalib.algorithms.calibration import Statistics, calibrate
+from onnxcalib.algorithms.equalization import Equalization, measure_channels
+from onnxcalib.algorithms.reconstruction.adaquant import SCHEDULES, Optimised
+from onnxcalib.algorithms.reconstruction.end_to_end import (
+    BIASES,
+    NetworkTuned,
+    NetworkTuner,
+    Schedule,
+    schedules_for,
+)
+from onnxcalib.algorithms.reconstruction.layerwise import Layerwise, Trained
+from onnxcalib.algorithms.rounding_safe import without_ties
+from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.data import first, parted
+from onnxcalib.mixed_precision import sensitivity
+from onnxcalib.mixed_precision.allocate import minimise_loss
+from onnxcalib.mixed_precision.assignment import Assigned, assign, reranked
+from onnxcalib.mixed_precision.costs import Problem, unmeasured
+from onnxcalib.mixed_precision.mixup_validation import scores
+from onnxcalib.mixed_precision.request import Request, add_cost_tables, candidate_precisions, uniform_precisions
+from onnxcalib.mixed_precision.table import SensitivityTable
+from onnxcalib.model.equalize import equalized, exponents_of, find_uneven
+from onnxcalib.model.layers import find_layers
+from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.numerics.losses import TEMPERATURE
+from onnxcalib.pipeline.job import Job
+from onnxcalib.pipeline.ranges import rounded
+from onnxcalib.pipeline.stage import Stage, stage
+from onnxcalib.plan import Candidates, QuantPlan
+from onnxcalib.progress import NO_CHECKPOINT, Checkpoint
+from onnxcalib.recipe import LayerOptimizer, Precision, Recipe, Training
+from onnxcalib.runtime.session import Session, samples_in
+
+PRECISIONS = ("bits", "edge_bits")
+TRAINING = ("engine", "layer_optimizer", "training", "steps", "seed", "strict")
+
+
+@stage("equalization")
+def equalization(job: Job) -> Equalization:
+    """What scales channels so that they share a grid well."""
+    # A branch of an If keeps no metadata that could tell of it.
+    uneven = find_uneven(job.model, job.layers, job.target) if job.branch is None else []
+    return measure_channels(job.model, uneven, job.data, job.progress)
+
+
+def equalize(job: Job, found: Equalization) -> Job:
+    """The job on the model with scaled channels."""
+    model = equalized(job.model, found.exponents)
+    names = {layer.name for layer in job.layers}
+    layers = tuple(layer for layer in find_layers(model).layers if layer.name in names)
+    return replace(job, model=model, layers=layers, run=job.run.changed_by(exponents_of(model.proto)))
+
+
+@stage("statistics")
+def statistics(job: Job) -> Statistics:
+    """What calibration learns of every tensor that is quantized."""
+    return calibrate(job.model, job.places, job.data, job.progress)
+
+
+@stage("ranges", ("ranges", "block_size", *PRECISIONS))
+def uniform_plan(job: Job, found: Statistics) -> QuantPlan:
+    """Every layer rounded at the one precision that is asked for, or at the edge bits."""
+    precisions = uniform_precisions(job.layers, job.places, job.recipe)
+    return rounded(job, found, {name: (precision,) for name, precision in precisions.items()}).stitch(precisions)
+
+
+@stage("ranges", ("ranges", "block_size", *PRECISIONS))
+def rounded_candidates(job: Job, found: Statistics) -> Candidates:
+    """Every layer rounded at every precision on offer."""
+    return rounded(job, found, candidate_precisions(job.layers, job.recipe))
+
+
+def check_reachable(job: Job, candidates: Candidates) -> None:
+    """Fails now if no assignment can keep the limits, before hours of measuring and training."""
+    names = {layer.input for layer in job.layers}
+    inputs = {value.name for value in job.model.proto.graph.input}
+    session = Session(with_outputs(job.model.proto, sorted(names - inputs)))
+    feed = next(iter(job.data.batches(1)))
+    samples = samples_in(feed, job.data)
+    elements = {name: value.size / samples for name, value in {**feed, **session.run(feed)}.items() if name in names}
+    table = add_cost_tables(unmeasured(_problem(job, candidates), elements), job.recipe)
+    request = Request.of(table, job.recipe)
+    minimise_loss(table, request.limits, request.overrides)
+
+
+@stage("parallel", TRAINING, title="parallel training", part=Optimised, parts_tell_all=True)
+def parallel_training(job: Job, candidates: Candidates, checkpoint: Checkpoint = NO_CHECKPOINT) -> Candidates:
+    """Every layer at every precision, trained on the float model's inputs."""
+    return layerwise(job, checkpoint).parallel(candidates)
+
+
+@stage("sensitivity", ("loss", *PRECISIONS))
+def sensitivities(job: Job, candidates: Candidates, checkpoint: Checkpoint = NO_CHECKPOINT) -> sensitivity.Measured:
+    """The sensitivity table of the job's layers."""
+    data = first(job.data, sensitivity.SAMPLES)
+    return sensitivity.measure(_problem(job, candidates), data, job.recipe.get("loss"), job.progress, checkpoint)
+
+
+@stage("allocation", ("loss", "pins", "compression", "max_loss", "limits", "costs", "minimise", *PRECISIONS))
+def allocation(
+    job: Job, candidates: Candidates, table: SensitivityTable, checkpoint: Checkpoint = NO_CHECKPOINT
+) -> Assigned:
+    """The integer program's choice, measured on the assembled model, or one that measures better."""
+    measure, request = measured_by(job, candidates), Request.of(table, job.recipe)
+    assigned = assign(table, request, measure)
+
+    def assemble(choices: Mapping[str, Precision]) -> Any:
+        return job.simulate(candidates.stitch(choices))
+
+    unseen = scores(job.model, job.data, job.recipe.get("loss"), assemble, job.progress, checkpoint)
+    chosen = reranked(table, request, assigned, measure, unseen)
+    job.progress("assignments", 1, 1)  # often fewer are measured than might have been
+    return chosen
+
+
+@stage("batch norm", ("loss", "bn_reference"))
+def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
+    """Batch-norm tuning on most of the samples, judged on the others."""
+    data, held_out = parted(job.data)
+    teacher = Teacher(job.model, held_out, job.recipe.get("loss"), TEMPERATURE)
+    reference = job.recipe.get("bn_reference")
+    return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
+
+
+@stage("sequential", TRAINING, title="sequential training", part=Optimised)
+def sequential_training(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOINT) -> Trained:
+    """Layer after layer, trained on the quantized network's inputs; kept if the held-out loss falls."""
+    teacher = Teacher(job.model, parted(job.data)[1], temperature=TEMPERATURE)
+    trained, obstacles = layerwise(job, checkpoint).sequential(plan)
+    before, after = (teacher.loss_of(job.simulate(each)) for each in (plan, trained))
+    if after < before:
+        return Trained(plan, trained, before, after, obstacles)
+    return Trained(plan, plan, before, before, obstacles)
+
+
+@stage("joint", ("engine", "steps", "seed", "strict"), title="joint training")
+def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
+    """All layers at once towards the float model's outputs, on most of the samples, judged on the others.
+
+    Ensures a settled plan, unless something has no gradient: the last quarter of the steps trains on its scales. It may
+    be worse than the start.
+    """
+    early, late = schedules_for(job.recipe.steps, general=trained.is_general)
+    found = _through_network(job, trained.further, early, checkpoint)
+    if found.obstacle is not None:
+        return found
+    last = _through_network(job, settled(job, found.plan), late, checkpoint)
+    return replace(last, before=found.before)
+
+
+@stage("biases", ("engine", "seed", "strict"), title="bias tuning")
+def bias_tuning(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
+    """Bias tuning on most of the samples, judged on the others."""
+    return _through_network(job, plan, BIASES, checkpoint)
+
+
+STAGES: tuple[Stage[Any, Any], ...] = (
+    equalization,
+    statistics,
+    uniform_plan,
+    rounded_candidates,
+    parallel_training,
+    sensitivities,
+    allocation,
+    batch_norm_tuning,
+    sequential_training,
+    end_to_end_training,
+    bias_tuning,
+)
+
+
+def trains_end_to_end(recipe: Recipe) -> bool:
+    """Whether all layers train together at last: neither the paper nor AdaRound does that."""
+    return recipe.training is not Training.PAPER and recipe.layer_optimizer is not LayerOptimizer.ADAROUND
+
+
+def better_of(job: Job, trained: Trained, joint: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:
+    """The settled plan to go on with, by joint training or by layers, and both told by what they gave."""
+    if joint.obstacle is None and joint.after < trained.after:
+        return joint.plan, trained if trained.is_general else trained.set_aside, joint
+    return settled(job, trained.plan), trained, replace(joint, before=trained.after, after=trained.after)
+
+
+def settled(job: Job, plan: QuantPlan) -> QuantPlan:
+    """The plan as it is written: on scales that leave no rounding to chance, where the target wants that."""
+    return without_ties(job.model, job.layers, job.places, plan, job.target)
+
+
+def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:
+    """The loss of assembled models on the samples that the sensitivity was measured on."""
+    teacher = Teacher(job.model, first(job.data, sensitivity.SAMPLES), job.recipe.get("loss"))
+    return lambda choices: teacher.loss_of(job.simulate(candidates.stitch(choices)))
+
+
+def layerwise(job: Job, checkpoint: Checkpoint = NO_CHECKPOINT) -> Layerwise:
+    """Training of single layers, as the recipe asks for it."""
+    recipe = job.recipe
+    return Layerwise(
+        job.model,
+        job.layers,
+        job.places,
+        job.target,
+        parted(job.data)[0],
+        replace(SCHEDULES[recipe.get("training")], steps=recipe.get("steps")),
+        recipe.get("engine"),
+        recipe.get("layer_optimizer"),
+        recipe.seed,
+        job.workers,
+        job.progress,
+        recipe.get("strict"),
+        checkpoint,
+    )
+
+
+def _problem(job: Job, candidates: Candidates) -> Problem:
+    precisions = candidate_precisions(job.layers, job.recipe)
+    return Problem(job.model, job.layers, job.target, candidates, precisions, job.recipe.base)
+
+
+def _through_network(job: Job, plan: QuantPlan, schedule: Schedule, checkpoint: Checkpoint) -> NetworkTuned:
+    data, held_out = parted(job.data)
+    teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
+    how = (job.recipe.get("engine"), schedule, job.recipe.seed, job.workers, job.recipe.get("strict"))
+    tuner = NetworkTuner(job.model, job.layers, job.target, data, teacher, *how)
+    return tuner.tune(plan, job.progress, checkpoint)

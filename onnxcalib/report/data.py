@@ -1,0 +1,162 @@
+"""The numbers of a report, as JSON holds them: what was asked, what came out, and what every layer does to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxcalib.analysis.evaluate import Evaluation
+from onnxcalib.analysis.histograms import LayerSpreads, Spread
+from onnxcalib.analysis.layer_rows import ReportData, finite
+from onnxcalib.data import Dataset
+from onnxcalib.mixed_precision.curve import curve, ratios_between
+from onnxcalib.mixed_precision.request import Request
+from onnxcalib.mixed_precision.table_files import as_dict
+from onnxcalib.model.io import file_bytes, load
+from onnxcalib.model.quantized import bytes_by_kind
+from onnxcalib.pipeline.result import Result
+from onnxcalib.recipe import Recipe, write_recipe
+from onnxcalib.runtime.installed import find_runtime, version_of
+
+FORMAT = "onnxcalib report 1"
+PACKAGES = ("onnx", "numpy", "onnx-graphsurgeon", "highspy", "matplotlib")
+POINTS = 24
+
+
+def float_rows(result: Result) -> list[ReportData]:
+    """What stays float, and why; layers that were left out at the user's wish too."""
+    left_out = [layer for layer in result.layers.layers if layer.name not in result.plan.layers]
+    return [
+        *({"node": node.name, "op": node.op, "reason": node.reason} for node in result.layers.float_nodes),
+        *({"node": each.name, "op": each.op, "reason": "left out by --exclude or --include"} for each in left_out),
+    ]
+
+
+def outcome(rows: Sequence[Evaluation], source: str, own: bool) -> ReportData:
+    """Float and quantized, measured on the same samples; own: those that calibrated the model."""
+    before, after = (evaluation(row) for row in rows)
+    for each in (before, after):  # relative to the time that is shown beside it
+        each["latency_ratio"] = each["latency_ms"] / before["latency_ms"]
+    return {"data": source, "calibrated_on_it": own, "float": before, "quantized": after}
+
+
+def evaluation(row: Evaluation) -> ReportData:
+    """JSON has no infinity."""
+    return {key: finite(value) for key, value in dataclasses.asdict(row).items()}
+
+
+def stage_rows(result: Result) -> list[ReportData]:
+    """Held-out losses before and after each step of tuning and training."""
+    steps = (
+        ("batch-norm tuning", result.tuned),
+        (f"sequential {result.recipe.get('layer_optimizer')}", result.trained),
+        ("joint AdaQuant", result.joint),
+        ("bias tuning", result.biases),
+    )
+    return [
+        {"stage": name, "before": step.before, "after": step.after, "kept": step.after < step.before}
+        for name, step in steps
+        if step is not None
+    ]
+
+
+def mixed_numbers(result: Result) -> ReportData:
+    """The sensitivity table, the compression-loss curve, and the point that was chosen."""
+    if result.table is None or result.assigned is None:
+        return {"sensitivity": None, "curve": [], "chosen": None}
+    table, found = result.table, result.assigned
+    overrides = Request.of(table, result.recipe).overrides
+    points = [
+        {"ratio": point.ratio, "method": point.method, "size": point.size, "loss": point.estimated_loss}
+        for point in curve(table, ratios_between(table, POINTS, overrides), overrides, None)
+    ]
+    chosen = {
+        "size": found.allocation.costs["size"] / table.float_costs["size"],
+        "estimated_loss": found.estimated_loss,
+        "measured_loss": found.measured_loss,
+        "optimal": found.allocation.optimal,
+        "method": found.allocation.method,
+        "unseen_losses": {} if found.reranking is None else {**found.reranking.losses, "taken": found.reranking.least},
+    }
+    return {"sensitivity": as_dict(table), "curve": points, "chosen": chosen}
+
+
+def spread_rows(found: Sequence[LayerSpreads]) -> list[ReportData]:
+    """Histograms as lists."""
+
+    def plain(spread: Spread | None) -> ReportData | None:
+        if spread is None:
+            return None
+        return {**dataclasses.asdict(spread), "counts": spread.counts.tolist(), "clipped": spread.clipped}
+
+    return [{"layer": each.layer, "weight": plain(each.weight), "input": plain(each.input)} for each in found]
+
+
+def byte_rows(path: Path) -> ReportData:
+    """Bytes of the file by kind; the graph is what is left: nodes, names, subgraphs."""
+    kinds = bytes_by_kind(load(path))
+    return {**kinds, "graph": file_bytes(path) - sum(kinds.values())}
+
+
+def asked(recipe: Recipe) -> str:
+    """What a person asked for, in a line."""
+    told = ("pipeline", "bits", "target")
+    default = Recipe()
+    values = {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)}
+    chosen = {name: value for name, value in values.items() if name in told or value != getattr(default, name)}
+    return ", ".join(f"{name.replace('_', ' ')} {_words(value)}" for name, value in chosen.items())
+
+
+def _words(value: Any) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def repeat(recipe: Recipe, model: Path, output: Path, calibration: Dataset, shown: str) -> ReportData:
+    """All that another person needs to make the same file."""
+    from onnxcalib import __version__
+
+    runtime = find_runtime()
+    words = ["onnxcalib", "quantize", shown, "-c", calibration.source, "--recipe", "recipe.toml", "-o", output.name]
+    return {
+        "recipe": write_recipe(recipe),
+        "command": shlex.join(words),
+        "versions": {
+            "onnxcalib": __version__,
+            "python": platform.python_version(),
+            "machine": f"{platform.system()} {platform.machine()}",
+            next(iter(runtime.packages), "onnxruntime"): runtime.version,
+            **{name: version_of(name) for name in PACKAGES},
+        },
+        "sha256": {"model": sha256(model), "calibration": data_hash(calibration), "output": sha256(output)},
+        "model": model.name,
+        "calibration": calibration.source,
+        "samples": len(calibration),
+        "output": output.name,
+    }
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def data_hash(data: Dataset) -> str:
+    """The hash of the samples as the model gets them, whatever kind of file they lie in."""
+    digest = hashlib.sha256()
+    for feed in data.batches(1):
+        for name, value in sorted(feed.items()):
+            digest.update(f"{name} {value.dtype} {value.shape} ".encode())
+            digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def to_json(numbers: ReportData) -> str:
+    """The numbers as text."""
+    return json.dumps(numbers, indent=1, allow_nan=False) + "\n"

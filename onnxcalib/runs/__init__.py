@@ -1,1 +1,0 @@
-"""The run directory: every stage's value kept, by what it was computed from."""

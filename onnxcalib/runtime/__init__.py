@@ -1,0 +1,1 @@
+"""Sessions of onnxruntime, and which runtime is installed."""

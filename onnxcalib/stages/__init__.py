@@ -1,1 +1,0 @@
-"""The method, one file a stage."""

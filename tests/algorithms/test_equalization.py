@@ -1,0 +1,163 @@
+"""Channels before depthwise layers, brought to one range."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from models import Arrays, build, feed_for, norm_of, normal, run
+from onnxcalib import Pipeline, Precision, Recipe, quantize
+from onnxcalib.algorithms.equalization import best_ranges
+from onnxcalib.analysis.compare import compare_layers
+from onnxcalib.analysis.diagnose import diagnose
+from onnxcalib.model.equalize import METADATA, QUARTERS, equalized_as, exponents_of, factors_of, find_uneven
+from onnxcalib.model.quantized import read_quantized
+from onnxcalib.pipeline.job import Job, start
+from onnxcalib.pipeline.stages import equalization, equalize
+
+LOUDNESS = np.exp2(-np.arange(8, dtype=np.float32) / 1.5)  # of the channels before the depthwise layer
+
+
+def separable(activation: str = "Clip (b1, zero, six)", reads: str = "r1", peak: float = 1.0) -> onnx.ModelProto:
+    """A depthwise layer of two outputs a channel behind channels that differ by a factor of 25 and matter alike."""
+    text = f"""
+    net (float[N,3,8,8] x) => (float[N,6,8,8] y) {{
+        [stem] c1 = Conv <pads=[1,1,1,1]> (x, w1)
+        [bn1] b1 = BatchNormalization (c1, n1_gamma, n1_beta, n1_mean, n1_var)
+        [act] r1 = {activation}
+        [depth] c2 = Conv <pads=[1,1,1,1], group=8> (r1, w2, b2)
+        [relu] r2 = Relu (c2)
+        [project] y0 = Conv (r2, w3, b3)
+        [extra] e = Conv ({reads}, w4)
+        [sum] y = Add (y0, e)
+    }}"""
+    norm = norm_of("n1", 8)
+    norm["n1_gamma"] *= peak * LOUDNESS
+    norm["n1_beta"] *= peak * LOUDNESS
+    deep = normal(16, 1, 3, 3, scale=0.4) / LOUDNESS.repeat(2)[:, None, None, None]
+    inputs = {"r1": 8, "r2": 16, "x": 3}[reads]
+    return build(
+        text, w1=normal(8, 3, 3, 3, scale=0.2), w2=deep, b2=normal(16),
+        w3=normal(6, 16, 1, 1), b3=normal(6), w4=normal(6, inputs, 1, 1), zero=np.float32(0), six=np.float32(6), **norm,
+    )  # fmt: skip
+
+
+def job_of(model: onnx.ModelProto, target: str = "ort", **more: object) -> Job:
+    recipe = Recipe(Pipeline.LIGHT, bits=(Precision.parse("w8a4"),), target=target, **more)
+    return start(model, feed_for(model, 32), recipe).jobs[0]
+
+
+def assert_alike(one: Job, other: Job, feed: Arrays) -> None:
+    """Two float models, but for the rounding of float32."""
+    found, truth = (run(job.model.proto, feed)["y"] for job in (one, other))
+    np.testing.assert_allclose(found, truth, rtol=0, atol=1e-5 * np.abs(truth).max())
+
+
+def names(job: Job) -> list[str]:
+    return [each.maker.name for each in find_uneven(job.model, job.layers, job.target)]
+
+
+@pytest.mark.parametrize("activation", ["Clip (b1, zero, six)", "Relu (b1)", "LeakyRelu (b1)", "Clip (b1, zero)"])
+def test_the_float_model_computes_the_same(activation: str) -> None:
+    model = separable(activation, reads="x")
+    job = job_of(model)
+    found = equalization(job)
+    scaled, exponents = equalize(job, found), found.exponents
+    assert exponents["stem"].max() >= 3 * QUARTERS
+    assert_alike(scaled, job, feed_for(model, 16, seed=3))
+    norms = [each.model.batch_norms["stem"] for each in (scaled, job)]
+    np.testing.assert_array_equal(norms[0].gamma, norms[1].gamma * factors_of(exponents["stem"]))
+    assert scaled.layers[0].batch_norm is norms[0]
+
+
+def test_scaled_channels_have_nearly_one_range() -> None:
+    job = job_of(separable("Relu (b1)", reads="x"))
+    scaled = equalize(job, equalization(job))
+    shown = onnx.ModelProto()
+    shown.CopyFrom(scaled.model.proto)
+    shown.graph.output.append(onnx.helper.make_tensor_value_info("r1", onnx.TensorProto.FLOAT, None))
+    values = run(shown, feed_for(shown, 32))["r1"]
+    ranges = best_ranges(np.moveaxis(values, 1, 0).reshape(8, -1).astype(np.float64))
+    assert ranges.max() / ranges.min() < 1.6  # 25 before; values that are sampled decide
+
+
+def test_no_channel_is_brought_to_where_the_activation_cuts() -> None:
+    """The loudest ones are cut already, so a quiet channel could be raised further than its peak allows."""
+    job = job_of(separable(reads="x", peak=20.0))
+    scaled = equalize(job, equalization(job))
+    assert exponents_of(scaled.model.proto)["stem"].any()
+    assert_alike(scaled, job, feed_for(job.model.proto, 32))
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "more"),
+    [
+        (separable("Sigmoid (b1)", reads="x"), "ort", {}),
+        (separable("Clip (b1, six, six)", reads="x"), "ort", {}),
+        (separable(reads="r1"), "ort", {}),  # another layer reads the channels too
+        (separable(reads="x"), "vitis", {}),  # one weight scale for all channels
+        (separable(reads="x"), "ort", {"exclude": ("depth",)}),
+    ],
+    ids=["sigmoid", "clip from six", "read twice", "per tensor", "depthwise in float"],
+)
+def test_what_a_factor_cannot_pass_stays_as_it_is(model: onnx.ModelProto, target: str, more: dict[str, object]) -> None:
+    bits = (Precision.parse("w8a8"),)
+    job = start(model, feed_for(model, 8), Recipe(Pipeline.LIGHT, bits=bits, target=target, **more)).jobs[0]
+    assert names(job) == []
+    assert equalize(job, equalization(job)).model is job.model
+
+
+def test_a_weight_that_two_layers_share_stays_as_it_is() -> None:
+    model = build(
+        """
+        net (float[N,4,6,6] x) => (float[N,4,6,6] y) {
+            [one] a = Conv (x, w)
+            [depth] b = Conv <group=4> (a, d)
+            [two] y = Conv (b, w)
+        }""",
+        w=normal(4, 4, 1, 1),
+        d=normal(4, 1, 1, 1),
+    )
+    assert names(job_of(model)) == []
+
+
+def test_quiet_channels_keep_their_signal_in_the_written_file() -> None:
+    model = separable("Relu (b1)", reads="x")
+    data = feed_for(model, 64)
+    truth = run(model, data)["y"]
+    noise = {}
+    for pipeline in (Pipeline.PLAIN, Pipeline.LIGHT):
+        made = quantize(model, data, Recipe(pipeline, bits=(Precision.parse("w8a4"),))).model
+        noise[pipeline] = float(((run(made, data)["y"] - truth) ** 2).mean())
+        assert ("stem" in exponents_of(made)) == (pipeline is Pipeline.LIGHT)
+    assert noise[Pipeline.LIGHT] < 0.7 * noise[Pipeline.PLAIN]
+
+
+def test_noise_of_layers_is_told_beside_the_scaled_channels(tmp_path: Path) -> None:
+    """Without the factors, a scaled layer would look as if it were noise and nothing else."""
+    model = separable("Relu (b1)", reads="x")
+    job = job_of(model)
+    paths = []
+    for pipeline in (Pipeline.PLAIN, Pipeline.LIGHT):
+        paths.append(tmp_path / f"{pipeline}.onnx")
+        quantize(model, job.data, Recipe(pipeline), output=paths[-1])
+    file = read_quantized(onnx.load(paths[1]))
+    assert exponents_of(file.proto)
+    scaled = equalized_as(job.model, file.proto)
+    found = diagnose(scaled, job.layers, file, job.data, job.progress)
+    assert min(layer.sqnr_db for layer in found.layers) > 20
+    for reference in (job.model, None):
+        for row in compare_layers((paths[0], paths[1]), job.data, reference, job.progress):
+            assert min(row.sqnr_db or (row.difference_db,)) > 20
+
+
+@pytest.mark.parametrize("told", ["no json", "[1]", '{"stem": 3}', '{"stem": "a"}', '{"stem": "12"}', '{"other": "1"}'])
+def test_metadata_of_others_is_left_alone(told: str) -> None:
+    job = job_of(separable(reads="x"))
+    file = onnx.ModelProto()
+    onnx.helper.set_model_props(file, {METADATA: told})
+    feed = feed_for(job.model.proto)
+    np.testing.assert_array_equal(run(equalized_as(job.model, file).proto, feed)["y"], run(job.model.proto, feed)["y"])

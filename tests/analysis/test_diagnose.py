@@ -1,0 +1,121 @@
+"""The diagnosis, held to the same figures from plain onnxruntime."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+
+from models import Arrays, conv_net, feed_for, run, transformer_block
+from onnxcalib import Precision, RangeMethod, Recipe, quantize
+from onnxcalib.analysis.diagnose import Diagnosis, diagnose
+from onnxcalib.analysis.histograms import LayerSpreads, spreads
+from onnxcalib.data import open_data
+from onnxcalib.model.layers import find_layers
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.quantized import read_quantized
+from onnxcalib.model.read import read_prepared
+from onnxcalib.model.shapes import input_specs
+from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.numerics.quant_params import dequantize
+from onnxcalib.progress import silent
+from onnxcalib.targets import find_target
+
+W4A4 = Recipe(bits=(Precision(4, 4),), ranges=RangeMethod.MINMAX)
+
+
+def prepared_and_written(model: onnx.ModelProto, data: Arrays, recipe: Recipe = W4A4) -> tuple[Model, onnx.ModelProto]:
+    return read_prepared(model, find_target(recipe.target)), quantize(model, data, recipe).model
+
+
+def diagnosis_of(ready: Model, written: onnx.ModelProto, data: Arrays) -> Diagnosis:
+    opened = open_data(data, input_specs(ready.proto))
+    return diagnose(ready, find_layers(ready).layers, read_quantized(written), opened, silent)
+
+
+def node_output(model: onnx.ModelProto, name: str, feed: Arrays) -> np.ndarray:
+    tensor = next(node.output[0] for node in model.graph.node if node.name == name)
+    return run(with_outputs(model, [tensor]), feed)[tensor].astype(np.float64)
+
+
+@pytest.mark.parametrize("target", ["ort", "paper"])
+def test_the_noise_of_each_layer_is_that_of_plain_onnxruntime(target: str) -> None:
+    model = conv_net()
+    data = feed_for(model, 12)
+    recipe = Recipe(bits=(Precision(4, 4),), ranges=RangeMethod.MINMAX, target=target)
+    ready, written = prepared_and_written(model, data, recipe)
+    found = diagnosis_of(ready, written, data)
+    assert [each.layer for each in found.layers] == ["stem", "depth", "project", "head", "fc"]
+    assert found.samples == 12
+    for each in found.layers:
+        truth, guess = (node_output(proto, each.layer, data) for proto in (ready.proto, written))
+        expected = 10 * np.log10((truth**2).sum() / ((truth - guess) ** 2).sum())
+        assert each.sqnr_db == pytest.approx(expected, abs=0.05)
+        assert each.alone_db >= each.sqnr_db - 3  # its own noise is not more than that of all before it together
+
+
+def test_the_first_layer_alone_is_the_first_layer_of_the_model() -> None:
+    model = conv_net()
+    data = feed_for(model, 12)
+    first = diagnosis_of(*prepared_and_written(model, data), data).layers[0]
+    assert first.alone_db == pytest.approx(first.sqnr_db, abs=0.05)
+
+
+def test_a_layer_of_two_bits_among_eight_hurts_the_most() -> None:
+    model = conv_net()
+    data = feed_for(model, 24)
+    ready = read_prepared(model, find_target("ort"))
+    fine = quantize(model, data, Recipe(ranges=RangeMethod.MINMAX))
+    coarse = quantize(model, data, Recipe(bits=(Precision(2, 8),), ranges=RangeMethod.MINMAX))
+    layers = dict(fine.plan.layers) | {"project": coarse.plan.layers["project"]}
+    plan = dataclasses.replace(fine.plan, layers=layers)
+    found = diagnosis_of(ready, write_qdq(ready, find_layers(ready).layers, plan, find_target("ort")), data)
+    losses = {each.layer: each.alone_loss for each in found.layers}
+    assert max(losses, key=losses.__getitem__) == "project"
+    assert losses["project"] > 5 * sorted(losses.values())[-2]
+    assert found.loss == pytest.approx(losses["project"], rel=0.5)
+
+
+def test_a_bias_behind_a_matmul_belongs_to_its_layer() -> None:
+    model = transformer_block()
+    data = feed_for(model, 8)
+    found = diagnosis_of(*prepared_and_written(model, data), data)
+    assert [each.layer for each in found.layers] == ["query", "key", "value", "up", "down"]
+    assert all(np.isfinite([each.sqnr_db, each.alone_db, each.alone_loss]).all() for each in found.layers)
+
+
+def spreads_of(model: onnx.ModelProto, data: Arrays, name: str) -> tuple[LayerSpreads, Model, onnx.ModelProto]:
+    ready, written = prepared_and_written(model, data)
+    opened = open_data(data, input_specs(ready.proto))
+    (found,) = spreads(ready, [find_layers(ready)[name]], read_quantized(written), opened)
+    return found, ready, written
+
+
+def test_histograms_hold_every_value_and_the_range_of_the_grid() -> None:
+    model = conv_net()
+    data = feed_for(model, 8)
+    found, _, written = spreads_of(model, data, "head")
+    layer = next(each for each in read_quantized(written).layers if each.name == "head")
+    assert found.weight.counts.sum() == 16 * 8
+    assert (found.weight.grid_low, found.weight.grid_high) == (-8, 7)
+    assert found.weight.clipped == 0  # min-max ranges clip nothing
+    assert found.input is not None
+    assert layer.input is not None
+    assert (found.input.grid_low, found.input.grid_high) == pytest.approx([float(end) for end in layer.input.range])
+    values = node_output(written, "sum", data)
+    assert found.input.low == pytest.approx(values.min(), abs=0.5)
+
+
+def test_weights_that_are_read_from_a_file_are_those_of_the_plan() -> None:
+    model = conv_net()
+    data = feed_for(model, 8)
+    for bits in (2, 3, 5, 8):
+        result = quantize(model, data, Recipe(bits=(Precision(bits, 8),), ranges=RangeMethod.MINMAX))
+        for layer in read_quantized(result.model).layers:
+            params = result.plan.layers[layer.name]
+            np.testing.assert_array_equal(layer.codes, params.codes)
+            np.testing.assert_array_equal(dequantize(layer.codes, layer.weight), dequantize(params.codes, params.grid))
+            assert layer.bits == f"w{bits}a8"

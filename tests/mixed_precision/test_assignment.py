@@ -1,0 +1,336 @@
+"""Mixed precision: what was asked for, in the table's units, and the loop that measures until a loss budget is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models import conv_net, feed_for, run, transformer_block
+from onnxcalib.errors import RecipeError
+from onnxcalib.mixed_precision import assignment
+from onnxcalib.mixed_precision.allocate import Allocation
+from onnxcalib.mixed_precision.assignment import METHODS, TRIES, Assigned
+from onnxcalib.mixed_precision.request import Request, add_cost_tables
+from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable
+from onnxcalib.model.io import constant_bytes
+from onnxcalib.pipeline.pipelines import quantize
+from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bits
+
+BASE, W4A8, W4A4 = Precision(8, 8), Precision(4, 8), Precision(4, 4)
+MENU = (W4A4, W4A8, BASE)
+BASE_LOSS = 0.5
+NAMES = ("stem", "block.1", "block.2", "fc")
+Choices = Mapping[str, Precision]
+
+
+def assign(table: SensitivityTable, asked: Recipe, measure: Callable[[Mapping[str, Precision]], float]) -> Assigned:
+    return assignment.assign(table, Request.of(table, asked), measure)
+
+
+def solve(table: SensitivityTable, asked: Recipe, method: str) -> Allocation:
+    table = add_cost_tables(table, asked)
+    return assignment.solve(table, Request.of(table, asked), method)
+
+
+def example() -> SensitivityTable:
+    """Four layers of 800 to 6,400 parameters; the first and the last lose most."""
+    rows = []
+    for index, (name, loss) in enumerate(zip(NAMES, (0.08, 0.01, 0.02, 0.04), strict=True)):
+        parameters = 800 * 2**index
+        rows.append(
+            LayerChoices(
+                name,
+                f"t{index}",
+                {W4A4: 1.4 * loss, W4A8: loss, BASE: 0.0},
+                {
+                    "size": {it: parameters * it.weight / 8 for it in MENU},
+                    "bops": {it: 10.0 * parameters * it.weight * it.activation for it in MENU},
+                },
+            )
+        )
+    whole = {"size": 4 * 12000.0, "bops": 10.0 * 12000 * 1024}
+    return SensitivityTable(BASE, "distillation", BASE_LOSS, 64, {"size": 0.0, "bops": 0.0}, whole, tuple(rows))
+
+
+def recipe(**options: object) -> Recipe:
+    return Recipe(Pipeline.LIGHT, MENU, **options)  # type: ignore[arg-type]
+
+
+def additive(table: SensitivityTable, factor: float = 1.0) -> Callable[[Choices], float]:
+    """A model whose loss increases are the table's, times a factor."""
+    losses = {row.layer: row.losses for row in table.layers}
+    return lambda choices: table.base_loss + factor * sum(losses[name][it] for name, it in choices.items())
+
+
+def size_of(table: SensitivityTable, choices: Choices) -> float:
+    return sum(row.costs["size"][choices[row.layer]] for row in table.layers)
+
+
+def test_a_size_is_kept_and_measured_once() -> None:
+    table, asked = example(), []
+
+    def measure(choices: Choices) -> float:
+        asked.append(choices)
+        return 0.9
+
+    found = assign(table, recipe(compression=0.2), measure)
+    assert asked == [found.allocation.choices]
+    assert found.allocation.costs["size"] <= 0.2 * table.float_costs["size"]
+    # Half of 4,800 bytes at the least loss: the two middle layers, and not the costly first or last.
+    assert found.allocation.choices == {"stem": BASE, "block.1": W4A8, "block.2": W4A8, "fc": BASE}
+    assert found.estimated_loss == pytest.approx(BASE_LOSS + 0.03)
+    assert (found.measured_loss, found.tries) == (0.9, 1)
+    assert found.allocation.optimal
+
+
+def test_an_honest_estimate_needs_one_try() -> None:
+    table = example()
+    found = assign(table, recipe(max_loss=BASE_LOSS + 0.071), additive(table))
+    assert found.tries == 1
+    assert found.measured_loss == pytest.approx(found.estimated_loss)
+    assert found.measured_loss <= BASE_LOSS + 0.071
+    # The smallest file within the budget: the two largest layers, and the smallest increase of the rest.
+    assert found.allocation.choices == {"stem": BASE, "block.1": W4A8, "block.2": W4A8, "fc": W4A8}
+
+
+@pytest.mark.parametrize("factor", [1.2, 2.0, 5.0, 30.0])
+def test_the_measured_loss_keeps_the_budget(factor: float) -> None:
+    table, most, seen = example(), BASE_LOSS + 0.071, []
+
+    def measure(choices: Choices) -> float:
+        seen.append((additive(table, factor)(choices), size_of(table, choices)))
+        return seen[-1][0]
+
+    found = assign(table, recipe(max_loss=most), measure)
+    assert found.measured_loss <= most
+    assert found.measured_loss == seen[-1][0]
+    assert found.tries == len(seen) > 1
+    assert all(loss > most for loss, _ in seen[:-1])
+    # Each try gives up some gain.
+    sizes = [size for _, size in seen]
+    assert sizes == sorted(sizes)
+    assert found.estimated_loss < found.measured_loss or found.allocation.estimated_loss == 0
+    assert found.estimated_loss == pytest.approx(BASE_LOSS + found.allocation.estimated_loss)
+
+
+def test_a_budget_that_is_never_kept_is_an_error() -> None:
+    table, calls = example(), []
+
+    def measure(choices: Choices) -> float:
+        calls.append(choices)
+        return 9.75
+
+    with pytest.raises(RecipeError, match=r"--max-loss 0.7 could not be kept in \d+ tries; the last lost 9.75"):
+        assign(table, recipe(max_loss=0.7), measure)
+    assert 1 < len(calls) <= TRIES
+    assert set(calls[-1].values()) == {Precision(8, 8)}  # even the base precision was tried
+
+
+def test_a_budget_below_the_base_loss_is_an_error() -> None:
+    with pytest.raises(RecipeError, match=r"--max-loss 0.4 cannot be kept: .* at w8a8 the loss is already 0.5"):
+        assign(example(), recipe(max_loss=0.4), lambda _: pytest.fail("nothing is to be measured"))
+
+
+def test_the_base_loss_itself_can_be_kept() -> None:
+    table = example()
+    found = assign(table, recipe(max_loss=BASE_LOSS), additive(table))
+    assert set(found.allocation.choices.values()) == {BASE}
+
+
+def test_another_cost_may_be_made_small() -> None:
+    table = example()
+    by_size = assign(table, recipe(max_loss=BASE_LOSS + 0.057), additive(table)).allocation
+    by_bops = assign(table, recipe(max_loss=BASE_LOSS + 0.057, minimise="bops"), additive(table)).allocation
+    assert by_bops.costs["bops"] < by_size.costs["bops"]
+    assert by_bops.costs["size"] > by_size.costs["size"]
+    assert by_bops.choices["fc"] == W4A4
+    with pytest.raises(RecipeError, match=r"cost 'bobs' is unknown. Near names: bops"):
+        assign(table, recipe(max_loss=0.6, minimise="bobs"), additive(table))
+
+
+def test_a_loss_budget_and_a_limit_hold_together() -> None:
+    table = example()
+    asked = recipe(max_loss=BASE_LOSS + 0.2, compression=0.15, limits=("bops=0.035",))
+    found = assign(table, asked, additive(table)).allocation
+    assert found.costs["size"] <= 0.15 * table.float_costs["size"]
+    assert found.costs["bops"] <= 0.035 * table.float_costs["bops"]
+
+
+def test_limits_are_relative_to_float_and_a_users_own_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "latency.csv"
+    path.write_text("layer,precision,cost\n" + "".join(f"{name},{it},{it.weight}\n" for name in NAMES for it in MENU))
+    asked = recipe(compression=0.2, limits=("bops=0.05", "latency=24"), costs=(f"latency={path}",))
+    table = add_cost_tables(example(), asked)
+    assert [(limit.cost, limit.value) for limit in Request.of(table, asked).limits] == [
+        ("size", 0.2 * 48000.0), ("bops", 0.05 * 10 * 12000 * 1024), ("latency", 24.0),
+    ]  # fmt: skip
+    assert add_cost_tables(example(), recipe(compression=0.2)) == example()
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("bop=0.05", r"--limit 'bop=0.05' names no cost. Near names: bops"),
+        ("latency=3", r"--limit 'latency=3' names no cost"),
+        ("bops=few", r"--limit 'bops=few' has no number"),
+        ("bops", r"--limit 'bops' is not of the form NAME=VALUE"),
+        ("bops=", r"--limit 'bops=' is not of the form NAME=VALUE"),
+        ("=3", r"--limit '=3' is not of the form NAME=VALUE"),
+    ],
+)
+def test_a_limit_that_says_nothing_is_refused(limit: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        Request.of(example(), recipe(limits=(limit,)))
+
+
+def test_a_limit_that_is_no_number_is_refused() -> None:
+    with pytest.raises(RecipeError, match="nan is not a limit"):
+        solve(example(), recipe(limits=("bops=nan",)), METHODS[0])
+
+
+def test_compression_needs_the_float_size() -> None:
+    table = replace(example(), float_costs={})
+    with pytest.raises(RecipeError, match="the table lacks"):
+        solve(table, recipe(compression=0.2), METHODS[0])
+
+
+def test_pins_are_patterns_and_edges() -> None:
+    table = example()
+    assert Request.of(table, recipe(compression=0.2)).overrides == {}
+    assert Request.of(table, recipe(compression=0.2, edge_bits=8)).overrides == {"stem": BASE, "fc": BASE}
+    assert Request.of(table, recipe(compression=0.2, pins=("block.*=w4a4",))).overrides == {
+        "block.1": W4A4,
+        "block.2": W4A4,
+    }
+    # Later patterns, and patterns after the edges, go on top.
+    asked = recipe(compression=0.2, edge_bits=8, pins=("*=w4a8", "block.2=w4a4", "f?=8"))
+    assert Request.of(table, asked).overrides == {"stem": W4A8, "block.1": W4A8, "block.2": W4A4, "fc": BASE}
+
+
+@pytest.mark.parametrize(
+    ("pin", "said"),
+    [
+        ("blok.1=w4a4", r"--pin 'blok.1' matches no layer. Near names: block.1"),
+        ("zzz*=w4a4", r"--pin 'zzz\*' matches no layer"),
+        ("fc=w4x", "'w4x' is not a precision"),
+        ("fc=w9a9", "out of range"),
+        ("fc", "--pin 'fc' is not of the form"),
+    ],
+)
+def test_a_pin_that_fits_nothing_is_refused(pin: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        Request.of(example(), recipe(compression=0.2, pins=(pin,)))
+
+
+def test_a_pin_holds_whatever_it_costs() -> None:
+    table = example()
+    found = assign(table, recipe(compression=0.2, pins=("block.*=w8a8",)), additive(table)).allocation
+    assert found.choices["block.1"] == found.choices["block.2"] == BASE
+    assert found.costs["size"] <= 9600
+    with pytest.raises(RecipeError, match="pinned to w3a3, which is not among its choices"):
+        assign(table, recipe(compression=0.2, pins=("fc=w3a3",)), additive(table))
+    with pytest.raises(RecipeError, match=r"the least reachable is 10,000 \(compression 0.209\)"):
+        assign(table, recipe(compression=0.15, pins=("fc=w8a8", "block.1=8")), additive(table))
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_a_greedy_rule_takes_one_limit(method: str) -> None:
+    table = example()
+    found = solve(table, recipe(compression=0.2), method)
+    assert found.method == method
+    assert found.costs["size"] <= 9600
+    assert found.estimated_loss >= solve(table, recipe(compression=0.2), METHODS[0]).estimated_loss
+    by_bops = solve(table, recipe(limits=("bops=0.04",)), method)
+    assert by_bops.costs["bops"] <= 0.04 * table.float_costs["bops"]
+    for asked in (recipe(max_loss=0.6), recipe(compression=0.2, limits=("bops=0.04",))):
+        with pytest.raises(RecipeError, match=f"--method {method} takes one limit and no --max-loss"):
+            solve(table, asked, method)
+
+
+def test_a_saved_table_is_solved_for_a_loss() -> None:
+    table = example()
+    found = solve(table, recipe(max_loss=BASE_LOSS + 0.071), METHODS[0])
+    assert found == assign(table, recipe(max_loss=BASE_LOSS + 0.071), additive(table)).allocation
+    with pytest.raises(RecipeError, match="the least reachable is 0"):
+        solve(table, recipe(max_loss=BASE_LOSS - 0.1), METHODS[0])
+
+
+# On a model.
+
+
+def divergence(truth: np.ndarray, output: np.ndarray) -> float:
+    p, q = (it.astype(np.float64) - it.max(axis=1, keepdims=True) for it in (truth, output))
+    p, q = (it - np.log(np.exp(it).sum(axis=1, keepdims=True)) for it in (p, q))
+    return float((np.exp(p) * (p - q)).sum(axis=1).mean())
+
+
+def light(bits: str = "w4a4,w4a8,w8a8", **options: object) -> Recipe:
+    return Recipe(Pipeline.LIGHT, parse_bits(bits), ranges=RangeMethod.MINMAX, **options)  # type: ignore[arg-type]
+
+
+def test_a_compression_is_kept_by_the_file() -> None:
+    model = conv_net()
+    data = feed_for(model, 40)
+    result = quantize(model, data, light("w4a4,w8a8", compression=0.53))
+    assert result.assigned is not None
+    assert result.table is not None
+    found = result.assigned
+    assert result.plan.precisions == found.allocation.choices
+    assert found.reranking is not None
+    assert found.reranking.optimum.optimal
+    assert constant_bytes(result.model) <= found.allocation.costs["size"] <= 0.53 * result.table.float_costs["size"]
+    assert len(set(found.allocation.choices.values())) > 1
+    assert found.measured_loss > 0
+
+
+def test_a_loss_budget_is_kept_by_the_model() -> None:
+    model, most = conv_net(), 1e-3
+    data = feed_for(model, 40)
+    result = quantize(model, data, light("w4a4,w8a8", max_loss=most))
+    assert result.assigned is not None
+    assert result.table is not None
+    assert result.table.base_loss < result.assigned.measured_loss <= most
+    assert set(result.plan.precisions.values()) == {W4A4, BASE}
+    # Tuning only ever lowers the loss of what it judges by, so the written model is about as good as was measured.
+    assert divergence(run(model, data)["y"], run(result.model, data)["y"]) <= 1.5 * most
+
+
+def test_layers_that_read_one_tensor_agree() -> None:
+    model = transformer_block()
+    result = quantize(model, feed_for(model, 24), light("w4a4,w8a8", compression=0.7, pins=("key=w8a8",)))
+    bits = {result.plan.precisions[name].activation for name in ("query", "key", "value")}
+    assert bits == {8}
+    assert result.plan.precisions["key"] == BASE
+
+
+def test_a_users_cost_table_decides(tmp_path: Path) -> None:
+    """A latency that is high at w4a8 keeps that precision away."""
+    model = conv_net()
+    path = tmp_path / "latency.csv"
+    names = ("stem", "depth", "project", "head", "fc")
+    rows = [(name, it, {W4A4: 1, W4A8: 9, BASE: 3}[it]) for name in names for it in MENU]
+    path.write_text("layer,precision,cost\n" + "".join(f"{name},{it},{cost}\n" for name, it, cost in rows))
+    result = quantize(model, feed_for(model, 24), light(limits=("latency=11",), costs=(f"latency={path}",)))
+    assert result.assigned is not None
+    chosen = result.assigned.allocation.choices
+    assert W4A8 not in chosen.values()
+    assert sum(cost for name, it, cost in rows if chosen[name] == it) <= 11
+    assert result.assigned.allocation.costs["latency"] <= 11
+    assert list(chosen.values()).count(BASE) == 3
+    made_small = quantize(
+        model, feed_for(model, 24), light(max_loss=10.0, minimise="latency", costs=(f"latency={path}",))
+    )
+    assert set(made_small.plan.precisions.values()) == {W4A4}
+    assert result.table is not None
+    assert "latency" in result.table.cost_names()
+
+
+def test_an_unknown_layer_in_a_cost_table_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "latency.csv"
+    path.write_text("layer,precision,cost\nstemm,w8a8,1\n")
+    with pytest.raises(RecipeError, match=r"latency.csv: line 2: layer 'stemm' is unknown. Near names: stem"):
+        quantize(conv_net(), feed_for(conv_net(), 8), light("w4a4,w8a8", compression=0.5, costs=(f"latency={path}",)))

@@ -1,0 +1,374 @@
+"""Sensitivity: each probe against a whole model with that layer changed, what runs again, and the costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+from models import Arrays, branches, build, conv1d, conv_net, feed_for, grouped, normal, run, transformer_block
+from onnxcalib.errors import RecipeError
+from onnxcalib.mixed_precision import sensitivity
+from onnxcalib.mixed_precision.sensitivity import Measured
+from onnxcalib.mixed_precision.table import SensitivityTable
+from onnxcalib.model.io import constant_bytes
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.shapes import typed
+from onnxcalib.model.subgraph import after, with_outputs
+from onnxcalib.numerics.losses import TEMPERATURE, LossKind
+from onnxcalib.pipeline.job import Job, start
+from onnxcalib.pipeline.stages import sensitivities
+from onnxcalib.pipeline.sweep import candidates_of
+from onnxcalib.plan import Candidates, QuantPlan
+from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bits
+from onnxcalib.runtime.session import Session, Tensors
+from onnxcalib.targets import Storage
+
+SAMPLES = 40
+
+
+def two_heads() -> onnx.ModelProto:
+    """Logits on one branch, plain values on the other; the first layer feeds both."""
+    text = """
+    net (float[N,3,6,6] x) => (float[N,5] y, float[N,4,6,6] z) {
+        [stem] c = Conv <pads=[1,1,1,1]> (x, w1, b1)
+        [relu] r = Relu (c)
+        [pool] p = GlobalAveragePool (r)
+        [flat] f = Flatten (p)
+        [fc] y = Gemm <transB=1> (f, w2, b2)
+        [side] s = Conv (r, w3, b3)
+        [tanh] z = Tanh (s)
+    }"""
+    return build(
+        text, w1=normal(6, 3, 3, 3, scale=0.3), b1=normal(6), w2=normal(5, 6), b2=normal(5),
+        w3=normal(4, 6, 1, 1, scale=0.4), b3=normal(4),
+    )  # fmt: skip
+
+
+def shown_inside() -> onnx.ModelProto:
+    """A model output in the middle: the first layer's result is shown and read on; a Sigmoid inside a layer."""
+    text = """
+    net (float[N,3,6,6] x) => (float[N,4,6,6] r, float[N,2,6,6] y) {
+        [one] c = Conv <pads=[1,1,1,1]> (x, w1, b1)
+        [relu] r = Relu (c)
+        [two] d = Conv (r, w2, b2)
+        [gate] g = Sigmoid (d)
+        [three] y = Conv (g, w3, b3)
+    }"""
+    return build(
+        text, w1=normal(4, 3, 3, 3, scale=0.3), b1=normal(4), w2=normal(6, 4, 1, 1), b2=normal(6),
+        w3=normal(2, 6, 1, 1), b3=normal(2),
+    )  # fmt: skip
+
+
+def job_for(model: onnx.ModelProto, bits: str, target: str, data: Arrays, loss: LossKind | None = None) -> Job:
+    recipe = Recipe(
+        Pipeline.LIGHT, parse_bits(bits), target=target, ranges=RangeMethod.MINMAX, compression=2.0, loss=loss
+    )
+    return start(model, data, recipe).jobs[0]
+
+
+def measured(job: Job) -> tuple[Candidates, Measured]:
+    candidates = candidates_of(job)
+    return candidates, sensitivities(job, candidates)
+
+
+def at_base(job: Job, candidates: Candidates) -> QuantPlan:
+    return candidates.stitch({layer.name: job.recipe.base for layer in job.layers})
+
+
+def changed_alone(job: Job, candidates: Candidates, layer: Layer, choice: Precision) -> onnx.ModelProto:
+    """The whole model at the base precision but for one layer.
+
+    A copy of the tensor is made for the layer, so that others which read it keep seeing the base precision.
+    """
+    own = f"{layer.input}_of_{layer.name}"
+    proto = onnx.ModelProto()
+    proto.CopyFrom(job.model.proto)
+    place, node = next((i, node) for i, node in enumerate(proto.graph.node) if node.name == layer.name)
+    node.input[0] = own
+    proto.graph.node.insert(place, onnx.helper.make_node("Identity", [layer.input], [own], f"{own}_copy"))
+    plan = at_base(job, candidates)
+    grid = candidates.inputs[layer.input].get(choice.activation) or candidates.carried[layer.input]
+    readers = [other.input for other in job.layers if other is not layer]
+    inputs = {name: value for name, value in plan.inputs.items() if name in readers or name in plan.carried}
+    plan = replace(
+        plan,
+        layers={**plan.layers, layer.name: candidates.layers[layer.name][choice]},
+        inputs={**inputs, own: grid},
+    )
+    layers = [replace(layer, input=own) if other is layer else other for other in job.layers]
+    return write_qdq(replace(job.model, proto=proto), layers, plan, job.target)
+
+
+def log_softmax(values: np.ndarray) -> np.ndarray:
+    shifted = values.astype(np.float64) - values.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def divergence(truth: np.ndarray, output: np.ndarray) -> float:
+    p, q = log_softmax(truth), log_softmax(output)
+    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
+
+
+def relative_error(truth: np.ndarray, output: np.ndarray) -> float:
+    return float(((truth.astype(np.float64) - output) ** 2).sum() / (truth.astype(np.float64) ** 2).sum())
+
+
+def loss_by_hand(truth: Arrays, outputs: Arrays, logits: tuple[str, ...], temperature: float = 1.0) -> float:
+    """Divergence for logits and relative squared error for the rest, summed."""
+    return sum(
+        divergence(truth[name] / temperature, outputs[name] / temperature)
+        if name in logits
+        else relative_error(truth[name], outputs[name])
+        for name in truth
+    )
+
+
+def scaled_to(hard: dict, soft: dict) -> dict:
+    """The softened increases on the scale of the loss itself."""
+    return {key: value * sum(hard.values()) / sum(soft.values()) for key, value in soft.items()}
+
+
+# A probe runs the layer and what follows as models of their own. Where the whole model fuses the layer into one integer
+# kernel, that kernel scales its sums in one float32 product instead of two, so that a value halfway between two codes
+# may fall to the other one: at 40 samples a single flip moves the loss by up to some 2e-4 of it.
+CLOSE = {"ort": 1e-3, "paper": 1e-5}
+CASES = [
+    (conv_net, ("y",), "w4a4,w4a8,w8a8"),
+    (two_heads, ("y",), "w4a4,w8a8"),
+    (shown_inside, (), "w3a4,w8a8"),
+    (conv1d, (), "w4a4,w8a8"),
+    (grouped, (), "w4a5,w6a6"),
+    (branches, (), "w4a4,w8a8"),
+    (transformer_block, (), "w4a4,w8a8"),
+    (conv_net, ("y",), "w4a5,w6a6"),
+]
+
+
+@pytest.mark.parametrize("target", ["ort", "paper"])
+@pytest.mark.parametrize(("builder", "logits", "bits"), CASES, ids=[f"{case[0].__name__}-{case[2]}" for case in CASES])
+def test_a_probe_is_a_model_with_one_layer_changed(builder, logits: tuple[str, ...], bits: str, target: str) -> None:
+    model = builder()
+    data = feed_for(model, SAMPLES)
+    job = job_for(model, bits, target, data)
+    candidates, found = measured(job)
+    table, truth = found.table, run(model, data)
+    base = loss_by_hand(truth, run(job.write(at_base(job, candidates)), data), logits)
+    assert table.base_loss == pytest.approx(base, rel=CLOSE[target])
+    assert table.base_loss > 0
+    assert (table.base, table.samples, table.loss) == (job.recipe.base, SAMPLES, "distillation")
+    assert found.probes == len(job.layers) * (len(job.recipe.bits) - 1)
+    plain = run(job.write(at_base(job, candidates)), data)
+    hard, soft = {}, {}
+    for layer, row in zip(job.layers, table.layers, strict=True):
+        assert (row.layer, row.tensor) == (layer.name, layer.input)
+        assert row.losses[table.base] == 0.0
+        for choice in set(job.recipe.bits) - {table.base}:
+            outputs = run(changed_alone(job, candidates, layer, choice), data)
+            for increases, temperature in ((hard, 1.0), (soft, TEMPERATURE)):
+                one, other = (loss_by_hand(truth, made, logits, temperature) for made in (outputs, plain))
+                increases[row.layer, choice] = one - other
+    for (name, choice), expected in scaled_to(hard, soft).items():
+        row = next(row for row in table.layers if row.layer == name)
+        assert row.losses[choice] == pytest.approx(expected, rel=2 * CLOSE[target], abs=2e-7), (name, choice)
+
+
+def test_an_unshared_tensor_may_as_well_be_stitched() -> None:
+    model = conv_net()
+    data = feed_for(model, SAMPLES)
+    job = job_for(model, "w3a4,w8a8", "ort", data)
+    candidates, found = measured(job)
+    truth, low = run(model, data)["y"], Precision(3, 4)
+    base = {layer.name: job.recipe.base for layer in job.layers}
+    plain = run(job.write(candidates.stitch(base)), data)["y"]
+    hard, soft = {}, {}
+    for row in found.table.layers:
+        output = run(job.write(candidates.stitch({**base, row.layer: low})), data)["y"]
+        for increases, heat in ((hard, 1.0), (soft, TEMPERATURE)):
+            increases[row.layer] = divergence(truth / heat, output / heat) - divergence(truth / heat, plain / heat)
+    expected = scaled_to(hard, soft)
+    for row in found.table.layers:
+        assert row.losses[low] == pytest.approx(expected[row.layer], rel=2 * CLOSE["ort"], abs=2e-7)
+        assert row.losses[low] > 0
+
+
+@pytest.mark.parametrize("samples", [SAMPLES, 70])
+def test_labels_are_judged_by_cross_entropy(samples: int) -> None:
+    model = two_heads()
+    data, labels = feed_for(model, samples), np.random.default_rng(3).integers(0, 5, samples)
+    job = job_for(model, "w4a4,w8a8", "ort", data | {"labels": labels}, LossKind.CROSS_ENTROPY)
+    candidates, found = measured(job)
+
+    def cross_entropy(written: onnx.ModelProto) -> float:
+        return float(-log_softmax(run(written, data)["y"])[np.arange(samples), labels].mean())
+
+    base = cross_entropy(job.write(at_base(job, candidates)))
+    assert found.table.loss == "cross-entropy"
+    assert found.table.base_loss == pytest.approx(base, rel=1e-6)
+    for layer, row in zip(job.layers, found.table.layers, strict=True):
+        whole = cross_entropy(changed_alone(job, candidates, layer, Precision(4, 4)))
+        assert row.losses[Precision(4, 4)] == pytest.approx(whole - base, rel=1e-3, abs=1e-6)
+    # The values do not count, so the layer that makes them loses nothing.
+    assert found.table.layers[2].losses[Precision(4, 4)] == 0.0
+    assert found.table.layers[1].losses[Precision(4, 4)] != 0.0
+
+
+def test_mse_reads_logits_as_values() -> None:
+    model = two_heads()
+    data = feed_for(model, SAMPLES)
+    job = job_for(model, "w4a4,w8a8", "ort", data, LossKind.MSE)
+    candidates, found = measured(job)
+    outputs = run(job.write(at_base(job, candidates)), data)
+    assert found.table.base_loss == pytest.approx(loss_by_hand(run(model, data), outputs, ()), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("builder", "labels", "said"), [(conv_net, None, "needs labels"), (conv1d, 1, "needs a classifier")]
+)
+def test_cross_entropy_without_labels_or_classes_is_refused(builder, labels: int | None, said: str) -> None:
+    model = builder()
+    data = feed_for(model, 8) | ({} if labels is None else {"labels": np.zeros(8, np.int64)})
+    with pytest.raises(RecipeError, match=said):
+        measured(job_for(model, "w4a4,w8a8", "ort", data, LossKind.CROSS_ENTROPY))
+
+
+class Counted(Session):
+    """A session that counts its runs."""
+
+    made: list[Counted]
+
+    def __init__(self, model: onnx.ModelProto, source: str = "the model") -> None:
+        super().__init__(model, source)
+        self.runs, self.nodes = 0, len(model.graph.node)
+        self.made.append(self)
+
+    def run(self, feed: Tensors) -> Tensors:
+        self.runs += 1
+        return super().run(feed)
+
+
+def test_sessions_are_reused_and_the_base_model_runs_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = conv_net()
+    job = job_for(model, "w4a4,w4a8,w8a8", "ort", feed_for(model, 150))
+    candidates = candidates_of(job)
+    Counted.made = []
+    monkeypatch.setattr(sensitivity, "Session", Counted)
+    table = sensitivities(job, candidates).table
+    batches = 3  # of at most 64 samples
+    # Five layers: one session a layer and choice, and one for what follows the layer, but nothing follows the last.
+    *probes, base, teacher = Counted.made
+    assert table.samples == 150
+    assert len(probes) == 5 * 2 + 4
+    assert teacher.runs == batches
+    assert base.runs == batches + 1  # one sample tells how many fit
+    assert sorted(session.runs for session in probes) == [batches] * 10 + [2 * batches] * 4
+
+
+def test_only_what_depends_on_a_layer_runs_again() -> None:
+    model = conv_net()
+    data = feed_for(model, 8)
+    job = job_for(model, "w4a4,w8a8", "ort", data)
+    base = typed(
+        write_qdq(job.model, job.layers, at_base(job, candidates_of(job)), replace(job.target, storage=Storage.INT8))
+    )
+    sizes = []
+    for layer in job.layers[:-1]:
+        rest, fed = after(base, layer.activated)
+        assert rest is not None
+        sizes.append(len(rest.graph.node))
+        captured = run(with_outputs(base, ["y", *dict.fromkeys([layer.activated, *fed])]), data)
+        again = run(rest, {name: captured[name] for name in (layer.activated, *fed)})
+        np.testing.assert_allclose(again["y"], captured["y"], rtol=1e-6, atol=1e-6)
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    assert sizes[0] < len(base.graph.node)
+    assert after(base, job.layers[-1].activated) == (None, ())
+
+
+def random_assignment(table: SensitivityTable, rng: np.random.Generator) -> dict[str, Precision]:
+    """Layers of one group share their activation bits."""
+    menus = {row.layer: sorted(row.losses) for row in table.layers}
+    chosen = {}
+    for group in table.groups():
+        common = set.intersection(*({choice.activation for choice in menus[name]} for name in group))
+        bits = rng.choice(sorted(common))
+        for name in group:
+            chosen[name] = menus[name][rng.choice([i for i, it in enumerate(menus[name]) if it.activation == bits])]
+    return chosen
+
+
+@pytest.mark.parametrize("target", ["ort", "paper"])
+@pytest.mark.parametrize("builder", [conv_net, transformer_block, branches])
+def test_the_size_is_that_of_the_written_constants(builder, target: str) -> None:
+    model = builder()
+    job = job_for(model, "w2a4,w4a4,w4a8,w8a8", target, feed_for(model, 8))
+    candidates, found = measured(job)
+    table, rng = found.table, np.random.default_rng(0)
+    assert table.float_costs["size"] == constant_bytes(job.model.proto)
+    for trial in range(8):
+        choices = random_assignment(table, rng) if trial else dict.fromkeys(candidates.layers, table.base)
+        said = table.fixed["size"] + sum(row.costs["size"][choices[row.layer]] for row in table.layers)
+        written = constant_bytes(job.write(candidates.stitch(choices)))
+        # The most that can be: equal constants are stored once, and tuning may give layers without a bias one.
+        biases = sum(12 * layer.channels for layer in job.layers if layer.bias is None and layer.op != "MatMul")
+        assert 0 <= said - written <= biases + 64 * (1 + len(job.layers))
+
+
+def test_costs_by_hand() -> None:
+    text = """
+    net (float[N,2,4,4] x) => (float[N,3] y, float[N,5,4,4] z) {
+        [one] a = Conv <pads=[1,1,1,1]> (x, w1)
+        [two] z = Conv (x, w2)
+        [relu] r = Relu (a)
+        [pool] p = GlobalAveragePool (r)
+        [flat] f = Flatten (p)
+        [fc] y = Gemm (f, w3)
+    }"""
+    model = build(text, w1=normal(6, 2, 3, 3), w2=normal(5, 2, 1, 1), w3=normal(6, 3))
+    job = job_for(model, "w3a5,w4a8,w8a8", "paper", feed_for(model, 10))
+    table = measured(job)[1].table
+    low, high = Precision(3, 5), Precision(8, 8)
+    one, two, fc = table.layers
+    assert table.cost_names() == ("size", "bops", "activation")
+    # Places times weights times bits.
+    assert one.costs["bops"] == {low: 16 * 108 * 15, Precision(4, 8): 16 * 108 * 32, high: 16 * 108 * 64}
+    assert two.costs["bops"][low] == 16 * 10 * 15
+    assert fc.costs["bops"][high] == 18 * 64
+    assert table.float_costs["bops"] == (16 * 108 + 16 * 10 + 18) * 1024
+    # A tensor that two layers read is held once, and counts at the first of them.
+    assert one.costs["activation"] == {low: 32 * 5 / 8, Precision(4, 8): 32, high: 32}
+    assert two.costs["activation"] == {low: 0, Precision(4, 8): 0, high: 0}
+    assert fc.costs["activation"] == {low: 6 * 5 / 8, Precision(4, 8): 6, high: 6}
+    assert table.float_costs["activation"] == 4 * (32 + 6)
+    # Planes of whole bytes: 108, 10 and 18 codes take 14, 2 and 3 bytes a bit; eight bits are plain bytes.
+    # The packed codes, and the constants that unpack them.
+    assert [row.costs["size"][low] for row in table.layers] == [42 + 40, 6 + 40, 9 + 24]
+    assert [row.costs["size"][high] for row in table.layers] == [108, 10, 18]
+    assert table.float_costs["size"] == 4 * (108 + 10 + 18)
+    assert {name: table.fixed[name] for name in ("bops", "activation")} == {"bops": 0, "activation": 0}
+
+
+def test_groups_share_a_tensor() -> None:
+    model = transformer_block()
+    job = job_for(model, "w4a4,w8a8", "ort", feed_for(model, 8))
+    table = measured(job)[1].table
+    assert table.groups() == (("query", "key", "value"), ("up",), ("down",))
+    tensors = {row.layer: row.tensor for row in table.layers}
+    assert all(tensors[name] == tensors[group[0]] for group in table.groups() for name in group)
+    assert tensors == {layer.name: layer.input for layer in job.layers}
+
+
+def test_the_edges_may_also_take_the_edge_bits() -> None:
+    model = conv_net()
+    recipe = Recipe(Pipeline.LIGHT, parse_bits("w4a4,w6a6"), edge_bits=8, ranges=RangeMethod.MINMAX, compression=2.0)
+    job = start(model, feed_for(model, 16), recipe).jobs[0]
+    found = measured(job)[1]
+    menus = [sorted(map(str, row.losses)) for row in found.table.layers]
+    assert menus == [["w4a4", "w6a6", "w8a8"], *[["w4a4", "w6a6"]] * 3, ["w4a4", "w6a6", "w8a8"]]
+    assert found.probes == 7
+    # Eight bits at the edges are better than six.
+    assert sum(row.losses[Precision(8, 8)] for row in (found.table.layers[0], found.table.layers[-1])) < 0

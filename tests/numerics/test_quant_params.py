@@ -1,0 +1,190 @@
+"""Grids against onnxruntime's own QuantizeLinear and DequantizeLinear, and what every grid promises."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from models import build, session_of
+from onnxcalib.numerics.quant_params import (
+    Grid,
+    GridKind,
+    dequantize,
+    fake_quantize,
+    make_grid,
+    quantize,
+    with_least_scale,
+)
+
+BITS = range(2, 9)
+KINDS = [GridKind(bits, signed, symmetric) for bits in BITS for signed in (False, True) for symmetric in (False, True)]
+kinds = st.sampled_from(KINDS)
+
+
+@cache
+def quantizer(signed: bool, axis: int | None) -> ort.InferenceSession:
+    dtype, along = "int8" if signed else "uint8", "" if axis is None else f"<axis={axis}>"
+    shape = "" if axis is None else "[C]"
+    return session_of(
+        build(f"""
+    net (float[A,B,D] x, float{shape} scale, {dtype}{shape} zero, {dtype} low, {dtype} high)
+        => ({dtype}[A,B,D] codes) {{
+        wide = QuantizeLinear {along} (x, scale, zero)
+        codes = Clip (wide, low, high)
+    }}""")
+    )
+
+
+@cache
+def dequantizer(signed: bool, axis: int | None) -> ort.InferenceSession:
+    dtype, along = "int8" if signed else "uint8", "" if axis is None else f"<axis={axis}>"
+    shape = "" if axis is None else "[C]"
+    return session_of(
+        build(f"""
+    net ({dtype}[A,B,D] codes, float{shape} scale, {dtype}{shape} zero) => (float[A,B,D] x) {{
+        x = DequantizeLinear {along} (codes, scale, zero)
+    }}""")
+    )
+
+
+def reference_codes(values: np.ndarray, grid: Grid) -> np.ndarray:
+    feed = {"x": values, "scale": grid.scale, "zero": grid.zero_point.astype(grid.dtype)}
+    limits = {"low": np.array(grid.low, grid.dtype), "high": np.array(grid.high, grid.dtype)}
+    return quantizer(grid.signed, grid.axis).run(None, feed | limits)[0]
+
+
+def reference_values(codes: np.ndarray, grid: Grid) -> np.ndarray:
+    feed = {"codes": codes, "scale": grid.scale, "zero": grid.zero_point.astype(grid.dtype)}
+    return dequantizer(grid.signed, grid.axis).run(None, feed)[0]
+
+
+@st.composite
+def grids(draw: st.DrawFn, channels: int = 3) -> Grid:
+    kind, axis = draw(kinds), draw(st.sampled_from([None, 0, 1, 2]))
+    count = 1 if axis is None else channels
+    ends = st.lists(st.floats(0, 1e4, width=32), min_size=count, max_size=count)
+    low, high = -np.array(draw(ends)), np.array(draw(ends))
+    return make_grid(low[0], high[0], kind) if axis is None else make_grid(low, high, kind, axis)
+
+
+def values_near(draw: st.DrawFn, grid: Grid) -> np.ndarray:
+    """Ordinary values, huge ones, zeros of both signs, and values exactly between two codes."""
+    plain = draw(hnp.arrays(np.float32, (3, 3, 3), elements=st.floats(-1e5, 1e5, width=32)))
+    halves = draw(hnp.arrays(np.int32, (3, 3, 3), elements=st.integers(-600, 600)))
+    which = draw(hnp.arrays(np.int8, (3, 3, 3), elements=st.integers(0, 3)))
+    shape = [1, 1, 1]
+    if grid.axis is not None:
+        shape[grid.axis] = 3
+    between = (halves.astype(np.float32) * np.float32(0.5)) * grid.scale.reshape(shape)
+    extreme = np.array([0.0, -0.0, 3.4e38, -3.4e38, 1e-45, -1e-45], np.float32)[np.abs(halves) % 6]
+    return np.select([which == 0, which == 1, which == 2], [plain, between, extreme], np.float32(0)).astype(np.float32)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_codes_equal_quantizelinear_bit_for_bit(data: st.DataObject) -> None:
+    grid = data.draw(grids())
+    values = values_near(data.draw, grid)
+    codes = quantize(values, grid)
+    assert codes.dtype == grid.dtype
+    np.testing.assert_array_equal(codes, reference_codes(values, grid))
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_values_equal_dequantizelinear_bit_for_bit(data: st.DataObject) -> None:
+    grid = data.draw(grids())
+    codes = data.draw(hnp.arrays(grid.dtype, (3, 3, 3), elements=st.integers(grid.low, grid.high)))
+    values = dequantize(codes, grid)
+    assert values.dtype == np.float32
+    np.testing.assert_array_equal(values.view(np.uint32), reference_values(codes, grid).view(np.uint32))
+
+
+@given(grids())
+def test_zero_lies_exactly_on_every_grid(grid: Grid) -> None:
+    zeros = np.zeros((3, 3, 3), np.float32)
+    assert grid.low <= grid.zero_point.min() <= grid.zero_point.max() <= grid.high
+    np.testing.assert_array_equal(fake_quantize(zeros, grid), zeros)
+
+
+@given(st.data())
+def test_values_on_the_grid_stay(data: st.DataObject) -> None:
+    grid = data.draw(grids())
+    codes = data.draw(hnp.arrays(grid.dtype, (3, 3, 3), elements=st.integers(grid.low, grid.high)))
+    np.testing.assert_array_equal(quantize(dequantize(codes, grid), grid), codes)
+
+
+@given(kinds, st.floats(0, 1e4), st.floats(0, 1e4))
+def test_a_grid_covers_its_range_within_half_a_step(kind: GridKind, below: float, above: float) -> None:
+    grid = make_grid(-below, above, kind)
+    step = float(grid.scale)
+    ends = np.array([-below, above], np.float32)
+    # An asymmetric zero point is rounded, which moves both ends by at most half a step.
+    slack = 0.5 * step * (1 + 1e-3)
+    assert (np.abs(fake_quantize(ends, grid) - ends) <= slack).all()
+    inside = np.linspace(-below, above, 101).astype(np.float32)
+    assert (np.abs(fake_quantize(inside, grid) - inside) <= slack).all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_codes_of_a_kind(kind: GridKind) -> None:
+    low, high = kind.codes
+    grid = make_grid(-3.0, 1.0, kind)
+    assert (grid.low, grid.high) == (low, high)
+    assert high - low + 1 == 2**kind.bits - (kind.symmetric and kind.signed and kind.bits == 8)
+    assert low >= (-128 if kind.signed else 0)
+    assert high == (2 ** (kind.bits - 1) - 1 if kind.signed else 2**kind.bits - 1)
+    if kind.symmetric and kind.signed:
+        assert grid.zero_point == 0
+    elif kind.symmetric:
+        assert grid.zero_point == 2 ** (kind.bits - 1)
+
+
+@given(hnp.arrays(np.float32, 20, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+def test_minus_128_never_appears_in_symmetric_eight_bit(values: np.ndarray) -> None:
+    grid = make_grid(-2.0, 1.0, GridKind(8, signed=True, symmetric=True))
+    assert quantize(values, grid).min() >= -127
+    assert quantize(np.array([-1e30], np.float32), grid) == -127
+
+
+def test_only_full_grids_rely_on_saturation() -> None:
+    full = {kind for kind in KINDS if make_grid(-1, 1, kind).fills_container}
+    assert full == {GridKind(8, False, False), GridKind(8, False, True), GridKind(8, True, False)}
+
+
+def test_range_is_what_the_outermost_codes_mean() -> None:
+    grid = make_grid([-1.0, -2.0], [3.0, 0.5], GridKind(4, signed=False, symmetric=False), 0)
+    low, high = grid.range
+    outer = np.array([[grid.low, grid.high]] * 2, np.uint8)
+    np.testing.assert_array_equal(np.stack([low, high], axis=1), dequantize(outer, grid))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_constant_zero_tensor_has_a_sound_grid(kind: GridKind) -> None:
+    grid = make_grid(0.0, 0.0, kind)
+    assert np.isfinite(grid.scale)
+    assert grid.scale >= np.finfo(np.float32).tiny
+    np.testing.assert_array_equal(fake_quantize(np.zeros(3, np.float32), grid), np.zeros(3))
+
+
+def test_positive_and_negative_ranges_are_widened_to_zero() -> None:
+    kind = GridKind(8, signed=False, symmetric=False)
+    assert make_grid(2.0, 5.1, kind).zero_point == 0
+    assert make_grid(2.0, 5.1, kind).scale == np.float32(5.1 / 255)
+    assert make_grid(-5.1, -2.0, kind).zero_point == 255
+
+
+def test_with_least_scale_raises_only_smaller_scales() -> None:
+    grid = make_grid([-1.0, -1.0], [1.0, 8.0], GridKind(8, signed=True, symmetric=True), 0)
+    raised = with_least_scale(grid, [0.02, 0.02])
+    np.testing.assert_array_equal(raised.scale, np.array([0.02, 8 / 127], np.float32))
+    assert raised.scale.dtype == np.float32
+    assert (raised.low, raised.high, raised.axis) == (grid.low, grid.high, grid.axis)
+    np.testing.assert_array_equal(raised.zero_point, grid.zero_point)
+    np.testing.assert_array_equal(grid.scale, np.array([1 / 127, 8 / 127], np.float32))

@@ -1,0 +1,334 @@
+"""The advanced pipeline from model to file, and the recipe options that only it has."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper, parser
+from recipe_files import assert_there_and_back, written
+from single_layers import correlated
+
+from models import Arrays, build, conv_net, conv_transpose, feed_for, normal, run, transformer_block
+from onnxcalib import Pipeline, Recipe, RecipeError, Result, RuntimeMissingError, quantize, read_recipe
+from onnxcalib.autodiff.interface import NoGradientError
+from onnxcalib.autodiff.standard.rules import RULES
+from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.numerics.quant_params import dequantize
+from onnxcalib.pipeline import stages
+from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Training, parse_bits, read_options
+from onnxcalib.targets import find_target
+
+HAS_TRAINING = hasattr(ort.capi._pybind_state, "GradientGraphBuilder")
+SAMPLES = 24
+RECIPES: dict[str, dict[str, Any]] = {
+    "fixed": {"bits": parse_bits("w4a4"), "edge_bits": 8, "ranges": RangeMethod.MINMAX},
+    "mixed": {"bits": parse_bits("w4a4,w8a8"), "max_loss": 0.05, "minimise": "size", "ranges": RangeMethod.MINMAX},
+}
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "BIASES", replace(stages.BIASES, steps=20))
+
+
+def advanced(**options: Any) -> Recipe:
+    return Recipe(Pipeline.ADVANCED, **{"steps": 5, **options})
+
+
+def data_for(model: onnx.ModelProto, samples: int = SAMPLES) -> Arrays:
+    return {name: correlated(value, 1) for name, value in feed_for(model, samples).items()}
+
+
+def assert_file_is_the_plan(result: Result, data: Arrays) -> None:
+    """The weights that a runtime unpacks from the file are the plan's codes; the file runs."""
+    names = {f"{layer}_weight": layer for layer in result.plan.layers}
+    shown = run(with_outputs(result.model, list(names)), data)
+    for name, layer in names.items():
+        params = result.plan.layers[layer]
+        assert params.grid.low <= params.codes.min()
+        assert params.codes.max() <= params.grid.high
+        np.testing.assert_allclose(shown[name], dequantize(params.codes, params.grid), rtol=1e-6, err_msg=name)
+
+
+def assert_never_worse(result: Result) -> None:
+    assert None not in (result.tuned, result.trained, result.biases)
+    assert (result.joint is not None) == stages.trains_end_to_end(result.recipe)
+    found = [step for step in (result.tuned, result.trained, result.joint, result.biases) if step is not None]
+    # Scales move a little when ties are taken away, and the loss with them.
+    move = 0.2 if find_target(result.recipe.target).tie_free else 1e-6
+    for step in found:
+        assert math.isfinite(step.before)
+        assert step.after <= step.before + (move * max(step.before, 1e-3) if step is result.joint else 0.0)
+    for earlier, later in itertools.pairwise(found):
+        allowed = 1e-6 if later is result.trained else move
+        assert later.before == pytest.approx(earlier.after, rel=allowed, abs=1e-3 * allowed)
+    assert result.plan is result.biases.plan
+
+
+@pytest.mark.parametrize(
+    ("builder", "kind", "target"),
+    [
+        (conv_net, "fixed", "ort"),
+        (conv_net, "mixed", "paper"),
+        (transformer_block, "mixed", "ort"),
+        (transformer_block, "fixed", "paper"),
+        (conv_transpose, "fixed", "ort"),
+    ],
+)
+def test_from_model_to_file(builder: Callable[[], onnx.ModelProto], kind: str, target: str, tmp_path: Path) -> None:
+    model = builder()
+    data, path = data_for(model), tmp_path / "quantized.onnx"
+    before = model.SerializeToString(deterministic=True)
+    result = quantize(model, data, advanced(target=target, **RECIPES[kind]), output=path)
+    assert model.SerializeToString(deterministic=True) == before
+    assert onnx.load(path) == result.model
+    onnx.checker.check_model(result.model)
+    truth, found = run(model, data), run(path, data)
+    assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in truth.items()}
+    assert all(np.isfinite(value).all() for value in found.values())
+    assert_file_is_the_plan(result, data)
+    assert_never_worse(result)
+    assert result.trained is not None
+    assert result.trained.obstacles == ()
+    if kind == "mixed":
+        assert result.assigned is not None
+        assert set(result.plan.precisions.values()) <= {*RECIPES["mixed"]["bits"]}
+        assert dict(result.plan.precisions) == dict(result.assigned.allocation.choices)
+    else:
+        assert result.table is result.assigned is None
+
+
+def test_training_pays() -> None:
+    model = conv_net()
+    data, options = data_for(model, 96), {"bits": parse_bits("w3a4"), "ranges": RangeMethod.MINMAX}
+    light = quantize(model, data, Recipe(Pipeline.LIGHT, **options))
+    trained = quantize(model, data, advanced(**{**options, "steps": 40}))
+    assert light.tuned is not None
+    assert trained.tuned is not None
+    assert trained.biases is not None
+    assert trained.tuned.after == pytest.approx(light.tuned.after, rel=1e-6)
+    assert trained.biases.after < 0.9 * light.tuned.after
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer"), [("mixed", LayerOptimizer.ADAQUANT), ("fixed", LayerOptimizer.ADAROUND)]
+)
+def test_workers_do_not_change_a_byte(kind: str, optimizer: LayerOptimizer) -> None:
+    model = conv_net()
+    recipe = advanced(layer_optimizer=optimizer, seed=3, **RECIPES[kind])
+    results = [quantize(model, data_for(model), recipe, workers=workers) for workers in (1, 2)]
+    files = {result.model.SerializeToString(deterministic=True) for result in results}
+    assert len(files) == 1
+
+
+@pytest.mark.parametrize(("kind", "training"), [("mixed", Training.STANDARD), ("fixed", Training.PAPER)])
+def test_adaround_in_every_schedule(kind: str, training: Training) -> None:
+    model = conv_net()
+    data = data_for(model)
+    recipe = advanced(layer_optimizer=LayerOptimizer.ADAROUND, training=training, **RECIPES[kind])
+    result = quantize(model, data, recipe)
+    assert result.recipe is recipe
+    assert_never_worse(result)
+    assert_file_is_the_plan(result, data)
+
+
+def test_the_papers_schedule() -> None:
+    model = conv_net()
+    result = quantize(model, data_for(model), advanced(training=Training.PAPER, target="paper", **RECIPES["fixed"]))
+    assert_never_worse(result)
+
+
+def test_stages_tell_how_far_they_are() -> None:
+    model, told = conv_net(), {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        assert 0 < done <= total
+        told[stage] = (done, total)
+
+    quantize(model, data_for(model), advanced(**RECIPES["mixed"]), progress=progress)
+    assert all(done == total for stage, (done, total) in told.items() if stage != "batch norm")
+    assert {"calibrate", "parallel adaquant", "sequential adaquant", "bias tuning"} <= set(told)
+
+
+def test_one_sample_will_do() -> None:
+    model = conv_net()
+    assert_never_worse(quantize(model, data_for(model, 1), advanced(**RECIPES["fixed"])))
+
+
+def test_a_missing_training_runtime_is_said_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = conv_net()
+    recipe = advanced(engine=Engine.TRAINING, **RECIPES["fixed"])
+    if HAS_TRAINING:
+        assert_never_worse(quantize(model, data_for(model), recipe))
+    else:
+        monkeypatch.setattr(stages, "calibrate", None)  # nothing else has run by then
+        with pytest.raises(RuntimeMissingError, match="the training engine needs onnxruntime-training-cpu"):
+            quantize(model, data_for(model), recipe)
+
+
+def test_strict_fails_where_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+    net (float[N,6] x) => (float[N,3] y) {
+        [one] c = Gemm (x, w1, b1)
+        [act] t = Tanh (c)
+        [two] y = Gemm (t, w2, b2)
+    }"""
+    model = build(text, w1=normal(6, 8), b1=normal(8), w2=normal(8, 3), b2=normal(3))
+    monkeypatch.delitem(RULES, "Tanh")
+    for options in RECIPES.values():
+        result = quantize(model, data_for(model), advanced(engine=Engine.STANDARD, **options))
+        assert result.trained is not None
+        assert result.biases is not None
+        assert len(result.trained.obstacles) == 1
+        assert "Tanh node 'act'" in result.trained.obstacles[0]
+        assert "Tanh node 'act'" in str(result.biases.obstacle)
+        with pytest.raises(NoGradientError, match="Tanh node 'act'"):
+            quantize(model, data_for(model), advanced(engine=Engine.STANDARD, strict=True, **options))
+
+
+IF = """<ir_version: 8, opset_import: ["" : 17]>
+main (float[N,6] x, int64 mode) => (float[N,4] y)
+{
+    c = Equal (mode, one)
+    h0 = Gemm (x, w, b)
+    h = Relu (h0)
+    y0 = If (c) <
+        then_branch = then_body () => (float[N,8] t) { t0 = MatMul (h, v)  t = Relu (t0) },
+        else_branch = else_body () => (float[N,8] e) { e0 = Gemm (h, v, k)  e = Tanh (e0) }
+    >
+    y = Gemm (y0, u, d)
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["ort", "paper"])
+@pytest.mark.parametrize("kind", RECIPES)
+def test_branches_of_an_if(kind: str, target: str) -> None:
+    model = parser.parse_model(IF)
+    stored = {"one": np.int64(1), "w": normal(6, 8), "b": normal(8), "v": normal(8, 8), "k": normal(8)}
+    stored |= {"u": normal(8, 4), "d": normal(4)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in stored.items())
+    onnx.checker.check_model(model)
+    feeds = [{"x": normal(4, 6, seed=seed), "mode": np.array(seed % 2)} for seed in range(12)]
+    result = quantize(model, feeds, advanced(target=target, **RECIPES[kind]))
+    assert len(result.plan.layers) == 4
+    for step in (result.tuned, result.trained, result.biases):  # of the graph around the branches
+        assert step is not None
+        assert step.after <= step.before
+    for feed in feeds[:2]:
+        truth, found = run(model, feed)["y"], run(result.model, feed)["y"]
+        assert np.mean((found - truth) ** 2) < 0.3 * np.mean(truth**2)
+        assert not np.array_equal(found, truth)
+
+
+# Recipes.
+
+OPTIONS: dict[str, tuple[Any, str]] = {
+    "engine": (Engine.STANDARD, "--engine"),
+    "layer_optimizer": (LayerOptimizer.ADAROUND, "--layer-optimizer"),
+    "training": (Training.PAPER, "--training"),
+    "steps": (20, "--steps"),
+    "strict": (True, "--strict"),
+}
+
+
+@pytest.mark.parametrize("pipeline", [Pipeline.PLAIN, Pipeline.LIGHT])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_of_training_are_refused_where_nothing_is_trained(option: str, pipeline: Pipeline) -> None:
+    value, flag = OPTIONS[option]
+    wanted = f"{flag} has no effect in the {pipeline} pipeline. Add --pipeline advanced."
+    with pytest.raises(RecipeError) as caught:
+        Recipe(pipeline, **{option: value})
+    assert str(caught.value) == wanted
+    assert getattr(Recipe(Pipeline.ADVANCED, **{option: value}), option) == value
+
+
+@pytest.mark.parametrize("pipeline", [Pipeline.PLAIN, Pipeline.LIGHT])
+@pytest.mark.parametrize("option", ["strict", "steps"])
+def test_a_value_of_nothing_is_refused_too(option: str, pipeline: Pipeline) -> None:
+    with pytest.raises(RecipeError, match="has no effect"):
+        Recipe(pipeline, **{option: False if option == "strict" else 0})
+
+
+@pytest.mark.parametrize("steps", [0, -3])
+def test_steps_are_counted_from_one(steps: int) -> None:
+    with pytest.raises(RecipeError, match=f"--steps {steps} is not a number of steps. Give 1 or more."):
+        Recipe(Pipeline.ADVANCED, steps=steps)
+    assert Recipe(Pipeline.ADVANCED, steps=1).steps == 1
+
+
+def test_a_list_of_bits_needs_an_aim_here_too() -> None:
+    with pytest.raises(RecipeError, match="needs to know what to aim for"):
+        Recipe(Pipeline.ADVANCED, parse_bits("w4a4,w8a8"))
+    with pytest.raises(RecipeError, match="--compression has no effect at one precision"):
+        Recipe(Pipeline.ADVANCED, compression=0.2)
+
+
+recipes = st.builds(
+    Recipe,
+    pipeline=st.just(Pipeline.ADVANCED),
+    bits=st.sampled_from([parse_bits("w3a5"), parse_bits("8")]),
+    engine=st.none() | st.sampled_from(Engine),
+    layer_optimizer=st.none() | st.sampled_from(LayerOptimizer),
+    training=st.none() | st.sampled_from(Training),
+    steps=st.none() | st.integers(1, 10**6),
+    strict=st.none() | st.booleans(),
+)
+
+
+@settings(max_examples=60)
+@given(recipes)
+def test_toml_there_and_back(tmp_path_factory: pytest.TempPathFactory, recipe: Recipe) -> None:
+    assert_there_and_back(tmp_path_factory.getbasetemp(), recipe)
+
+
+def test_a_recipe_by_hand(tmp_path: Path) -> None:
+    text = """
+    pipeline = "advanced"
+    bits = "w4a4"
+    engine = "standard"
+    layer_optimizer = "adaround"
+    training = "paper"
+    steps = 30
+    strict = true
+    """
+    assert read_recipe(written(tmp_path, text)) == Recipe(
+        Pipeline.ADVANCED,
+        parse_bits("w4a4"),
+        engine=Engine.STANDARD,
+        layer_optimizer=LayerOptimizer.ADAROUND,
+        training=Training.PAPER,
+        steps=30,
+        strict=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "strict = 1", 'strict = "true"', "strict = [true]", "strict = 0.0", "steps = true", "steps = 1.5",
+        'steps = "10"', "engine = 1", "engine = false", "training = true", 'layer_optimizer = ["adaround"]',
+    ],
+)  # fmt: skip
+def test_wrong_types_are_refused(line: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=f"'{line.split(maxsplit=1)[0]}' must be") as caught:
+        read_options(written(tmp_path, line))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["engine", "layer_optimizer", "training"])
+def test_an_unknown_choice_lists_the_known_ones(key: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=f"'xyz' is not a choice for --{key.replace('_', '-')}") as caught:
+        read_options(written(tmp_path, f'{key} = "xyz"'))
+    assert "standard" in caught.value.hint or "adaround" in caught.value.hint

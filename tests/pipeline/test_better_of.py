@@ -1,0 +1,26 @@
+"""Which plan goes on after training together: its own, or that of training in turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tuning import job_for, plan_of
+
+from models import conv_net
+from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
+from onnxcalib.algorithms.reconstruction.layerwise import Trained
+from onnxcalib.pipeline.stages import better_of
+
+
+@pytest.mark.parametrize(("after", "joint_wins"), [(0.5, False), (0.2, True)])
+def test_training_together_is_taken_where_it_beats_training_in_turn(after: float, joint_wins: bool) -> None:
+    job = job_for(conv_net())
+    plan = plan_of(job)
+    together = replace(plan)
+    for before in (1.0, 0.45):  # what was learned in turn is general, or not
+        trained = Trained(plan, plan, before, 0.4)
+        taken, told, joint = better_of(job, trained, NetworkTuned(together, 0.4, after))
+        assert (taken is together) == joint_wins
+        assert joint.after == min(after, 0.4)
+        assert told.after == (before if joint_wins and not trained.is_general else 0.4)

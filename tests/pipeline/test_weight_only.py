@@ -1,0 +1,232 @@
+"""Weights alone: activations stay float, codes lie in the form that onnxruntime multiplies with as they are."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from models import build, conv_net, feed_for, initializer, normal, op_types, run, session_of, transformer_block
+from onnxcalib import Pipeline, Precision, RangeMethod, Recipe, quantize
+from onnxcalib.checks.check import check_model, matters
+from onnxcalib.errors import RecipeError
+from onnxcalib.numerics.quant_params import GridKind, dequantize
+from onnxcalib.numerics.quant_params import quantize as codes_of
+from onnxcalib.numerics.range_estimators import blocked_grid
+from onnxcalib.plan import QuantPlan
+from onnxcalib.recipe import FLOAT_BITS, parse_bits
+from onnxcalib.targets import NAMES, find_target
+from onnxcalib.targets.target import Blocks
+
+NEWEST = tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 30)
+OFF = {"graph_optimization_level": ort.GraphOptimizationLevel.ORT_DISABLE_ALL}
+W4, W8 = Precision(4, FLOAT_BITS), Precision(8, FLOAT_BITS)
+
+
+def mlp() -> onnx.ModelProto:
+    """A Gemm with a transposed weight, one without, and a MatMul."""
+    text = """
+    net (float[N,80] x) => (float[N,12] y) {
+        [turned] a = Gemm <transB=1> (x, w1, b1)
+        [relu] r = Relu (a)
+        [straight] b = Gemm (r, w2, b2)
+        [tanh] t = Tanh (b)
+        [bare] y = MatMul (t, w3)
+    }"""
+    return build(
+        text, w1=normal(64, 80, scale=0.2), b1=normal(64), w2=normal(64, 48, scale=0.2), b2=normal(48),
+        w3=normal(48, 12, scale=0.3),
+    )  # fmt: skip
+
+
+def with_weights(model: onnx.ModelProto, plan: QuantPlan, weights: dict[str, str]) -> onnx.ModelProto:
+    """The float model with the real values of the plan's codes."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for tensor in changed.graph.initializer:
+        for layer, name in weights.items():
+            if tensor.name == name:
+                params = plan.layers[layer]
+                tensor.CopyFrom(numpy_helper.from_array(dequantize(params.codes, params.grid), name))
+    return changed
+
+
+MLP_WEIGHTS = {"turned": "w1", "straight": "w2", "bare": "w3"}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block", [None, 16, 32])
+def test_the_file_computes_with_the_codes_of_the_plan(bits: int, block: int | None) -> None:
+    model, feed = mlp(), feed_for(mlp())
+    result = quantize(model, feed, Recipe(bits=(Precision(bits, FLOAT_BITS),), block_size=block))
+    onnx.checker.check_model(result.model, full_check=True)
+    assert Counter(op_types(result.model))["DequantizeLinear"] == 3
+    assert "QuantizeLinear" not in op_types(result.model)
+    expected = run(with_weights(model, result.plan, MLP_WEIGHTS), feed)["y"]
+    np.testing.assert_allclose(run(result.model, feed, **OFF)["y"], expected, rtol=1e-5, atol=1e-5)
+    shapes = {name: params.grid.scale.shape for name, params in result.plan.layers.items()}
+    if block is None:
+        assert shapes == {"turned": (64,), "straight": (48,), "bare": (12,)}
+    else:  # the sums of 80 and of 48 end in a shorter block
+        assert shapes == {
+            "turned": (64, -(-80 // block)), "straight": (64 // block, 48), "bare": (-(-48 // block), 12)
+        }  # fmt: skip
+
+
+def test_four_bits_take_half_a_byte_and_keep_their_codes() -> None:
+    model = mlp()
+    result = quantize(model, feed_for(model), Recipe(bits=(W4,), block_size=32))
+    stored = next(tensor for tensor in result.model.graph.initializer if tensor.name == "straight_weight_codes")
+    assert stored.data_type == TensorProto.INT4
+    assert len(stored.raw_data) == 64 * 48 // 2
+    assert (numpy_helper.to_array(stored).astype(np.int8) == result.plan.layers["straight"].codes).all()
+    turned = initializer(result.model, "turned_weight_codes").astype(np.int8)
+    assert (turned == result.plan.layers["turned"].codes.T).all()
+
+
+@pytest.mark.skipif(not NEWEST, reason="older runtimes dequantize first")
+@pytest.mark.parametrize("bits", [W4, W8])
+@pytest.mark.parametrize("block", [None, 32])
+def test_the_newest_runtime_multiplies_with_the_codes_as_they_are(
+    bits: Precision, block: int | None, tmp_path: Path
+) -> None:
+    feed = feed_for(mlp())
+    result = quantize(mlp(), feed, Recipe(bits=(bits,), block_size=block))
+    session_of(result.model, optimized_model_filepath=str(tmp_path / "optimised.onnx"))
+    ops = Counter(op_types(onnx.load(tmp_path / "optimised.onnx")))
+    assert ops["MatMulNBits"] == 3
+    assert "DequantizeLinear" not in ops
+    plain, fused = run(result.model, feed, **OFF)["y"], run(result.model, feed)["y"]
+    # The fused product rounds its activations to eight bits.
+    assert np.abs(fused - plain).max() < 0.03 * np.abs(plain).max()
+
+
+def test_blocks_follow_weights_of_unequal_size_better_than_channels() -> None:
+    weight = normal(64, 8) * np.repeat(np.float32([1, 0.05]), 32)[:, None]
+    kind = GridKind(4, signed=True, symmetric=True)
+    errors = []
+    for block in (64, 32):
+        grid = blocked_grid(weight, kind, 0, block, "minmax")
+        errors.append(np.square(dequantize(codes_of(weight, grid), grid) - weight)[32:].sum())
+    assert errors[1] < 0.05 * errors[0]
+
+
+def test_a_convolutional_model_gets_one_scale_a_channel() -> None:
+    model, feed = conv_net(), feed_for(conv_net())
+    result = quantize(model, feed, Recipe(bits=(W8,)))
+    assert result.plan.layers["stem"].grid.scale.shape == (8,)
+    expected, found = run(model, feed)["y"], run(result.model, feed)["y"]
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("block", [None, 16])
+def test_light_mixes_widths_within_a_size(block: int | None) -> None:
+    model, feed = mlp(), feed_for(mlp(), 64)
+    recipe = Recipe(Pipeline.LIGHT, bits=parse_bits("w4,w8"), compression=0.24, block_size=block)
+    result = quantize(model, feed, recipe)
+    assert {str(precision) for precision in result.plan.precisions.values()} == {"w4", "w8"}
+    assert result.tuned is not None
+    assert result.tuned.after <= result.tuned.before
+    stored = sum(len(tensor.raw_data) for tensor in result.model.graph.initializer)
+    assert stored <= 0.24 * sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+
+
+def test_advanced_trains_layers_that_read_floats() -> None:
+    # Inputs that lie in a small space leave weights the freedom to make up for each other's rounding.
+    feed = {"x": normal(128, 6) @ normal(6, 80, seed=1)}
+    result = quantize(mlp(), feed, Recipe(Pipeline.ADVANCED, bits=(W4,), steps=40), workers=1)
+    assert result.trained is not None
+    assert result.trained.after < result.trained.before
+    assert not result.plan.inputs
+
+
+def test_edge_bits_are_those_of_weights() -> None:
+    result = quantize(mlp(), feed_for(mlp()), Recipe(bits=(W4,), edge_bits=8))
+    assert {name: str(precision) for name, precision in result.plan.precisions.items()} == {
+        "turned": "w8", "straight": "w4", "bare": "w8"
+    }  # fmt: skip
+
+
+def test_a_product_of_two_computed_tensors_stays_float() -> None:
+    result = quantize(transformer_block(), feed_for(transformer_block()), Recipe(bits=(W4,)))
+    reasons = {node.name: node.reason for node in result.layers.float_nodes}
+    assert reasons == {"scores": "both operands are computed", "mix": "both operands are computed"}
+    assert len(result.plan.layers) == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"bits": parse_bits("8"), "block_size": 32}, "--block-size has no effect where activations are quantized."),
+        ({"bits": (W4,), "block_size": 24}, "--block-size 24 is not a power of two from 16 on"),
+        ({"bits": (W4,), "block_size": 8}, "--block-size 8 is not a power of two from 16 on"),
+        ({"bits": (W4,), "block_size": 32, "pipeline": Pipeline.ADVANCED}, "--block-size cannot be trained"),
+        ({"bits": parse_bits("w4,w8a8"), "compression": 0.2, "pipeline": Pipeline.LIGHT}, "--bits w4,w8a8 mixes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings: dict, sentence: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        Recipe(**settings)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"bits": parse_bits("w3")}, "target ort does not allow 3 weight bits (--bits w3)."),
+        ({"bits": (W4,), "target": "rknn"}, "target rknn has no use for quantized weights under float activations."),
+        ({"bits": (W4,), "target": "ort-compat"}, "target ort-compat does not allow 4 weight bits (--bits w4)."),
+        ({"bits": (W8,), "target": "ort-compat", "block_size": 32}, "--block-size needs opset 21"),
+        ({"bits": (W4,), "target": "tensorrt"}, "target tensorrt takes four-bit weights alone in blocks only."),
+        ({"bits": (W4,), "target": "openvino"}, "target openvino does not allow 4 weight bits (--bits w4)."),
+        ({"bits": (W8,), "target": "openvino", "block_size": 32}, "target openvino does not take --block-size."),
+        ({"bits": (W8,), "edge_bits": 4, "target": "tensorrt"}, "target tensorrt takes four-bit weights alone in"),
+    ],
+)
+def test_a_target_says_what_it_does_not_take(settings: dict, sentence: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        quantize(mlp(), feed_for(mlp()), Recipe(**settings))
+    assert sentence in str(error.value)
+
+
+def test_a_target_without_weight_only_convolutions_leaves_them_float() -> None:
+    model = conv_net()
+    result = quantize(model, feed_for(model), Recipe(bits=(W4,), target="tensorrt", block_size=16))
+    assert list(result.plan.layers) == ["fc"]
+    reasons = {node.reason for node in result.layers.float_nodes if node.op == "Conv"}
+    assert reasons == {"target tensorrt quantizes weights alone of Gemm and MatMul only"}
+
+
+@pytest.mark.parametrize("target", [name for name in NAMES if find_target(name).weight_only_bits])
+@pytest.mark.parametrize("builder", [mlp, conv_net, transformer_block])
+def test_our_own_output_passes_the_targets_check(builder: Callable[[], onnx.ModelProto], target: str) -> None:
+    model, aim = builder(), find_target(target)
+    for bits, block in itertools.product(aim.weight_only_bits, (None, 16)):
+        if aim.weight_only_blocks is (Blocks.NONE if block else Blocks.NEEDED) and (block or bits == 4):
+            continue
+        recipe = Recipe(bits=(Precision(bits, FLOAT_BITS),), target=target, block_size=block, ranges=RangeMethod.MINMAX)
+        found = check_model(quantize(model, feed_for(model), recipe).model, aim)
+        # Convolutions that such a target leaves float are said to be float, and nothing else is.
+        assert not matters([it for it in found if it.op in aim.weight_only_ops or it.rule != "float-layer"]), found
+
+
+def test_the_newest_runtime_dequantizes_weights_of_convolutions_in_every_run(tmp_path: Path) -> None:
+    model = quantize(conv_net(), feed_for(conv_net()), Recipe(bits=(W8,))).model
+    slow = [it.node for it in check_model(model, find_target("ort")) if it.rule == "weight-only-conv"]
+    assert slow == [node.name for node in model.graph.node if node.op_type == "Conv"]
+    session_of(model, optimized_model_filepath=str(tmp_path / "optimised.onnx"))
+    ops = Counter(op_types(onnx.load(tmp_path / "optimised.onnx")))
+    assert ops["DequantizeLinear"] >= len(slow)
+
+
+def test_blocks_need_a_matrix() -> None:
+    model = build("net (float[N,2,4,4] x) => (float[N,3,4,4] y) { [only] y = Conv (x, w) }", w=normal(3, 2, 1, 1))
+    with pytest.raises(RecipeError, match="--block-size has no effect: the given model has no Gemm or MatMul"):
+        quantize(model, feed_for(model), Recipe(bits=(W4,), block_size=32))

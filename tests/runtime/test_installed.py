@@ -1,0 +1,113 @@
+"""Which runtime is there; and that everything imports without one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import onnxruntime as ort
+import pytest
+
+from onnxcalib.errors import RuntimeMissingError
+from onnxcalib.runtime import installed as runtime
+from onnxcalib.runtime.installed import find_runtime, installed_packages
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *names: str | None) -> None:
+    """As if these packages were installed."""
+    found = [SimpleNamespace(metadata={"Name": name}) for name in ("numpy", None, *names)]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: iter(found))
+
+
+def hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
+
+
+def test_the_runtime_of_this_environment() -> None:
+    found = find_runtime()
+    assert found.version == ort.__version__
+    assert len(found.packages) == 1
+    assert found.gradients == hasattr(ort.capi._pybind_state, "GradientGraphBuilder")
+
+
+def test_no_runtime_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    hide(monkeypatch)
+    with pytest.raises(RuntimeMissingError, match="no ONNX runtime is installed") as caught:
+        find_runtime()
+    assert "pip install 'onnxcalib[runtime]'" in caught.value.hint
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize(
+    ("version", "machine", "offered"),
+    [((3, 11), "x86_64", True), ((3, 13), "x86_64", False), ((3, 11), "aarch64", False)],
+)
+def test_training_is_offered_only_where_its_wheel_exists(
+    version: tuple[int, int], machine: str, offered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch)
+    hide(monkeypatch)
+    monkeypatch.setattr(runtime, "sys", SimpleNamespace(version_info=version))
+    monkeypatch.setattr(runtime.platform, "machine", lambda: machine)
+    with pytest.raises(RuntimeMissingError) as caught:
+        find_runtime()
+    assert ("onnxcalib[training]" in caught.value.hint) == offered
+
+
+@pytest.mark.parametrize(
+    ("names", "extra"),
+    [
+        (("onnxruntime", "onnxruntime-training-cpu"), "training"),
+        (("onnxruntime", "onnxruntime_gpu"), "runtime"),
+        (("ONNXRuntime", "onnxruntime-training"), "training"),
+    ],
+)
+def test_two_runtimes_say_what_to_type(names: tuple[str, str], extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, *names)
+    with pytest.raises(RuntimeMissingError, match="side by side") as caught:
+        find_runtime()
+    assert "pip uninstall -y" in caught.value.hint
+    for name in installed_packages():
+        assert name in caught.value.hint
+    assert f"onnxcalib[{extra}]" in caught.value.hint
+
+
+def test_a_broken_runtime_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "onnxruntime")
+    hide(monkeypatch)
+    with pytest.raises(RuntimeMissingError, match="installed but broken") as caught:
+        find_runtime()
+    assert "--force-reinstall --no-deps onnxruntime" in caught.value.hint
+
+
+def in_process(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", "import sys; sys.modules['onnxruntime'] = None\n" + code]
+    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_every_module_imports_without_a_runtime() -> None:
+    done = in_process(
+        "import importlib, pkgutil, onnxcalib\n"
+        "names = [found.name for found in pkgutil.walk_packages(onnxcalib.__path__, 'onnxcalib.')]\n"
+        "for name in names: importlib.import_module(name)\n"
+        "print(len(names))"
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 30
+
+
+@pytest.mark.parametrize("command", [["quantize", "a", "-c", "b", "-o", "c"], ["inspect", "a"], ["doctor"]])
+def test_the_first_command_says_what_to_type(command: list[str]) -> None:
+    done = in_process(
+        "import importlib.metadata; importlib.metadata.distributions = lambda: iter(())\n"
+        f"sys.argv = ['onnxcalib', *{command!r}]\n"
+        "from onnxcalib.cli.main import main; main()"
+    )
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'onnxcalib[runtime]'" in done.stderr
