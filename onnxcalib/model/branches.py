@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ import onnx
 from onnxcalib.model.graph import drop_unused_initializers
 from onnxcalib.model.io import all_nodes
 from onnxcalib.model.layers import LAYER_OPS
+from onnxcalib.model.shapes import inferred
 
 _STANDARD = ("", "ai.onnx")
 _TAKEN_WHEN = {"then_branch": True, "else_branch": False}
-_LARGE = 1024  # elements; inference reads no value of a larger initialiser
 
 
 @dataclass(frozen=True)
@@ -143,29 +142,12 @@ def _captured(graph: onnx.GraphProto) -> dict[str, None]:
 
 
 def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """The types of tensors in the main graph; shapes are inferred, as exporters leave stale ones behind."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    graph = bare.graph
-    types = {
+    """The types of tensors in the main graph; declared shapes do not count, as exporters leave stale ones behind."""
+    declared = {
         value.name: onnx.helper.make_tensor_type_proto(value.type.tensor_type.elem_type, None)
-        for value in (*graph.value_info, *graph.output)
+        for value in model.graph.value_info
     }
-    for value in graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
-    del graph.value_info[:]
-    del graph.initializer[:]
-    for tensor in model.graph.initializer:
-        if math.prod(tensor.dims) > _LARGE:
-            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-        else:
-            graph.initializer.append(tensor)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(bare).graph
-    except onnx.shape_inference.InferenceError:
-        inferred = graph
-    types |= {value.name: value.type for value in (*inferred.value_info, *inferred.output, *inferred.input)}
+    types = declared | {value.name: value.type for value in inferred(model)}
     return {name: kind for name, kind in types.items() if kind.tensor_type.elem_type}
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from onnxcalib.model.builder import SurgeonBuilder
 from onnxcalib.model.graph import edit
 from onnxcalib.model.io import opset_of
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.storage import Constants
 
 
 def mean_name(layer: Layer) -> str:
@@ -51,10 +50,10 @@ def with_statistics(
     return edit(model, change)
 
 
-class _Builder:
+class _Builder(SurgeonBuilder):
     def __init__(self, graph: gs.Graph, opset: int) -> None:
-        self.graph, self.opset = graph, opset
-        self.constants = Constants(graph)
+        super().__init__(graph)
+        self.opset = opset
         self.nodes = {node.name: node for node in graph.nodes}
 
     def add(self, layer: Layer, limits: tuple[float, float] | None) -> list[gs.Variable]:
@@ -63,43 +62,41 @@ class _Builder:
         readers = list(tensor.outputs)
         # Clipped outliers would shift a channel's mean, and the correction would move everything else.
         bounds = self._bounds(layer, tensor) if limits is None else [self._wanted(layer, n) for n in bound_names(layer)]
-        kept = self._node("Min", [self._node("Max", [tensor, bounds[0]]), bounds[1]])
+        kept = self.node("Min", [self.node("Max", [tensor, bounds[0]]), bounds[1]])
         mean, variance = self._moments(layer, kept)
         measured = [self._flat(mean, mean_name(layer)), self._flat(variance, variance_name(layer))]
         if limits is None:
             return [*measured, *(self._flat(*pair) for pair in zip(bounds, bound_names(layer), strict=True))]
-        normalized = self._normalized(layer, self._node("Sub", [tensor, mean]), variance, limits)
+        normalized = self._normalized(layer, self.node("Sub", [tensor, mean]), variance, limits)
         for node in readers:
             node.inputs = [normalized if value is tensor else value for value in node.inputs]
         return measured
 
     def _moments(self, layer: Layer, tensor: gs.Variable) -> tuple[gs.Variable, gs.Variable]:
         mean = self._reduced(layer, tensor, "mean")
-        centred = self._node("Sub", [tensor, mean])
-        return mean, self._reduced(layer, self._node("Mul", [centred, centred]), "variance")
+        centred = self.node("Sub", [tensor, mean])
+        return mean, self._reduced(layer, self.node("Mul", [centred, centred]), "variance")
 
     def _bounds(self, layer: Layer, tensor: gs.Variable) -> list[gs.Variable]:
         mean, variance = self._moments(layer, tensor)
-        reach = self._node(
-            "Mul", [self._node("Sqrt", [variance]), self.constants.add("reach", np.array(REACH, np.float32))]
-        )
-        return [self._node("Sub", [mean, reach]), self._node("Add", [mean, reach])]
+        reach = self.node("Mul", [self.node("Sqrt", [variance]), self.constant("reach", np.array(REACH, np.float32))])
+        return [self.node("Sub", [mean, reach]), self.node("Add", [mean, reach])]
 
     def _wanted(self, layer: Layer, output: str) -> gs.Variable:
         value = gs.Variable(wanted_name(output), np.float32, [layer.channels])
         self.graph.inputs.append(value)
         shape = [1, -1, *[1] * self._places(layer)] if self._places(layer) else [-1]
-        return self._node("Reshape", [value, self._ints("shape", shape)])
+        return self.node("Reshape", [value, self._ints("shape", shape)])
 
     def _normalized(
         self, layer: Layer, centred: gs.Variable, variance: gs.Variable, limits: tuple[float, float]
     ) -> gs.Variable:
         mean, spread = self._wanted(layer, mean_name(layer)), self._wanted(layer, variance_name(layer))
-        tiny = self.constants.add("tiny", np.array(TINY_VARIANCE, np.float32))
-        ratio = self._node("Div", [self._node("Add", [spread, tiny]), self._node("Add", [variance, tiny])])
-        bounds = [self.constants.add("limit", np.array(value, np.float32)) for value in limits]
-        factor = self._node("Clip", [self._node("Sqrt", [ratio]), *bounds])
-        return self._node("Add", [self._node("Mul", [centred, factor]), mean])
+        tiny = self.constant("tiny", np.array(TINY_VARIANCE, np.float32))
+        ratio = self.node("Div", [self.node("Add", [spread, tiny]), self.node("Add", [variance, tiny])])
+        bounds = [self.constant("limit", np.array(value, np.float32)) for value in limits]
+        factor = self.node("Clip", [self.node("Sqrt", [ratio]), *bounds])
+        return self.node("Add", [self.node("Mul", [centred, factor]), mean])
 
     def _places(self, layer: Layer) -> int:
         """How many spatial axes the output has; a product of matrices has its channels last."""
@@ -110,26 +107,19 @@ class _Builder:
         if self._places(layer):
             axes = [0, *range(2, 2 + self._places(layer))]
             return self._reduce_mean(tensor, axes, keep=True)
-        rows = self._node("Reshape", [tensor, self._ints(f"{name}_rows", [-1, layer.channels])])
+        rows = self.node("Reshape", [tensor, self._ints(f"{name}_rows", [-1, layer.channels])])
         return self._reduce_mean(rows, [0], keep=False)
 
     def _reduce_mean(self, tensor: gs.Variable, axes: list[int], *, keep: bool) -> gs.Variable:
         if self.opset < 18:
-            return self._node("ReduceMean", [tensor], axes=axes, keepdims=int(keep))
-        return self._node("ReduceMean", [tensor, self._ints("axes", axes)], keepdims=int(keep))
+            return self.node("ReduceMean", [tensor], axes=axes, keepdims=int(keep))
+        return self.node("ReduceMean", [tensor, self._ints("axes", axes)], keepdims=int(keep))
 
     def _flat(self, tensor: gs.Variable, name: str) -> gs.Variable:
-        output = gs.Variable(name, np.float32)
-        self.graph.nodes.append(gs.Node("Reshape", name, {}, [tensor, self._ints("flat", [-1])], [output]))
-        return output
+        return self.into(gs.Variable(name, np.float32), "Reshape", [tensor, self._ints("flat", [-1])])
 
     def _ints(self, name: str, values: Sequence[int]) -> gs.Constant:
-        return self.constants.add(name, np.array(values, np.int64))
-
-    def _node(self, op: str, inputs: list[gs.Tensor], **attrs: Any) -> gs.Variable:
-        output = gs.Variable(self.constants.fresh(f"statistics_{op.lower()}"), np.float32)
-        self.graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output]))
-        return output
+        return self.constant(name, np.array(values, np.int64))
 
 
 # Below this a channel is constant for all that float32 can tell.

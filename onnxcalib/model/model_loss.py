@@ -12,8 +12,8 @@ import onnx
 from onnx import numpy_helper
 
 from onnxcalib.model.graph import GraphIndex, attributes
-from onnxcalib.model.layer_loss import LossWriter
 from onnxcalib.model.layers import Layer
+from onnxcalib.model.loss_writer import LossWriter
 from onnxcalib.numerics.losses import TEMPERATURE, Head
 from onnxcalib.numerics.quant_params import along
 from onnxcalib.plan import QuantPlan
@@ -84,7 +84,7 @@ def distillation_loss(
         return writer.squared_error(name, wanted(name), float(np.mean(np.square(truth[name], dtype=np.float64))))
 
     def total(parts: Sequence[str]) -> str:
-        return parts[0] if len(parts) == 1 else writer.add("Add", [parts[0], total(parts[1:])])
+        return parts[0] if len(parts) == 1 else writer.node("Add", [parts[0], total(parts[1:])])
 
     loss = total(
         [
@@ -93,19 +93,19 @@ def distillation_loss(
         ]
     )
     if hints:
-        each = writer.add("Div", [writer.input(HINTED, None), writer.constant("hints", np.float32(len(hints)))])
-        loss = writer.add("Add", [loss, writer.add("Mul", [total([squared_error(name) for name in hints]), each])])
+        each = writer.node("Div", [writer.input(HINTED, None), writer.number("hints", np.float32(len(hints)))])
+        loss = writer.node("Add", [loss, writer.node("Mul", [total([squared_error(name) for name in hints]), each])])
     return writer.finish(loss)
 
 
 def _cross_entropy(writer: LossWriter, name: str, wanted: str, head: Head) -> str:
     """The softened divergence but for the float model's own entropy, which nothing changes."""
-    logits = name if head is Head.LOGITS else writer.add("Log", [writer.clip(name, SMALLEST, 1.0)])
-    softened = writer.add("Div", [logits, writer.constant("temperature", np.float32(TEMPERATURE))])
-    logarithms = writer.add("LogSoftmax", [softened], axis=-1)
-    axes = writer.constant("axes", [-1], np.int64)
-    each = writer.add("ReduceSum", [writer.add("Mul", [wanted, logarithms]), axes], keepdims=0)
-    return writer.add("Neg", [writer.mean(each)])
+    logits = name if head is Head.LOGITS else writer.node("Log", [writer.clip(name, SMALLEST, 1.0)])
+    softened = writer.node("Div", [logits, writer.number("temperature", np.float32(TEMPERATURE))])
+    logarithms = writer.node("LogSoftmax", [softened], axis=-1)
+    axes = writer.constant("axes", np.array([-1], np.int64))
+    each = writer.node("ReduceSum", [writer.node("Mul", [wanted, logarithms]), axes], keepdims=0)
+    return writer.node("Neg", [writer.mean(each)])
 
 
 class _FloatForm:
@@ -176,8 +176,8 @@ class _FloatForm:
 
     def _quantize_weight(self, node: onnx.NodeProto, layer: Layer) -> None:
         grid, writer = self.plan.layers[layer.name].grid, self.writer
-        scale = self.values.get(weight_scale_name(layer)) or writer.constant("scale", grid.scale)
-        zero = writer.constant("zero", grid.zero_point.astype(np.float32))
+        scale = self.values.get(weight_scale_name(layer)) or writer.number("scale", grid.scale)
+        zero = writer.number("zero", grid.zero_point.astype(np.float32))
         writer.fake_quantize(self.values[weight_name(layer)], scale, zero, (grid.low, grid.high), grid.axis)
         writer.nodes[-1].output[0] = node.output[0]
 
@@ -190,6 +190,6 @@ class _FloatForm:
             low, high = (int(self.index.constant(name)) for name in maker.input[1:3])  # type: ignore[arg-type]
             maker = self.index.producers[maker.input[0]]
         trained = self.values.get(input_scale_name(self.inputs.get(node.output[0], "")))
-        grid = (trained or self.writer.constant("scale", scale), self.writer.constant("zero", zero.astype(np.float32)))
+        grid = (trained or self.writer.number("scale", scale), self.writer.number("zero", zero.astype(np.float32)))
         self.writer.fake_quantize(maker.input[0], *grid, (low, high), axis)
         self.writer.nodes[-1].output[0] = node.output[0]

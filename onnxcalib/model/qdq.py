@@ -47,7 +47,7 @@ class _Writer:
     def __init__(self, graph: gs.Graph, index: GraphIndex, plan: QuantPlan, target: Target) -> None:
         self.graph, self.index, self.plan, self.target = graph, index, plan, target
         self.quantizers = quantizers_of(graph, target)
-        self.constants = self.quantizers.constants
+        self.build = self.quantizers.build
         self.tensors: dict[str, gs.Tensor] = graph.tensors()
         self.nodes = {node.name: node for node in graph.nodes}
 
@@ -77,7 +77,7 @@ class _Writer:
         readers = list(tensor.outputs)
         outputs = [place for place, value in enumerate(self.graph.outputs) if value is tensor]
         if outputs:
-            inner = gs.Variable(self.constants.fresh(f"{tensor.name}_float"), tensor.dtype, tensor.shape)
+            inner = gs.Variable(self.build.fresh(f"{tensor.name}_float"), tensor.dtype, tensor.shape)
             producer = tensor.inputs[0]
             producer.outputs[[value is tensor for value in producer.outputs].index(True)] = inner
             result = self.quantizers.activation(inner, grid, tensor.name, into=tensor)
@@ -126,7 +126,7 @@ class _Writer:
         if layer.bias_node is not None:
             add = self.nodes[layer.bias_node]
             place = next(i for i, value in enumerate(add.inputs) if value.name == layer.bias)
-            add.inputs[place] = self.constants.add(f"{layer.name}_bias", params.bias)
+            add.inputs[place] = self.build.constant(f"{layer.name}_bias", params.bias)
         else:
             node.inputs[2] = self._bias(layer, params, params.bias)
 
@@ -136,18 +136,18 @@ class _Writer:
         if layer.activation == "Relu" and layer.bias_node is None:
             relu = self.tensors[layer.output].outputs[0]
             relu.op = "Max"
-            relu.inputs.append(self.constants.add("nothing", np.array(0, np.float32)))
+            relu.inputs.append(self.build.constant("nothing", np.array(0, np.float32)))
 
     def _bias(self, layer: Layer, params: LayerParams, bias: npt.NDArray[np.float32]) -> gs.Tensor:
         name = f"{layer.name}_bias"
         if layer.op not in self.target.bias_ops:
-            return self.constants.add(name, bias)
+            return self.build.constant(name, bias)
         read = self.plan.layer_input(layer.input)
         if self.target.integer_bias and read is not None:
             return self.quantizers.int32_bias(bias, bias_scale(params.grid, read), name)
         if self.target.bias is Bias.INT8:
             return self.quantizers.int8_bias(bias, name)
-        return self.constants.add(name, bias)
+        return self.build.constant(name, bias)
 
     def _weight(self, layer: Layer, params: LayerParams) -> gs.Variable:
         name = f"{layer.name}_weight"
@@ -157,8 +157,8 @@ class _Writer:
             return self.quantizers.weight(params.codes, params.grid, name)
         # A Reshape between the weight and its Conv is what no runtime looks through for a pattern to fuse.
         rows = self.quantizers.weight(params.codes.reshape(len(params.codes), -1), params.grid, f"{name}_rows")
-        shape = self.constants.add(f"{name}_shape", np.array(params.codes.shape, np.int64))
-        return self.quantizers.node("Reshape", [rows, shape], name)
+        shape = self.build.constant(f"{name}_shape", np.array(params.codes.shape, np.int64))
+        return self.build.node("Reshape", [rows, shape], name)
 
 
 def bias_scale(weight: Grid, activation: Grid) -> npt.NDArray[np.float32]:

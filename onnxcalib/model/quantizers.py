@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from onnxcalib.model.storage import Codes, Constants, pack, unpacking_nodes
+from onnxcalib.model.builder import SurgeonBuilder
+from onnxcalib.model.storage import Codes, pack, unpacking_nodes
 from onnxcalib.numerics.quant_params import Grid, GridKind, along, dequantize, make_grid, quantize
 from onnxcalib.targets import Format, Narrow, Storage, Target
 
@@ -21,31 +22,30 @@ class Quantizers:
     """Writes QDQ nodes into a graph under construction."""
 
     def __init__(self, graph: gs.Graph, target: Target) -> None:
-        self.graph, self.target = graph, target
-        self.constants = Constants(graph)
+        self.target, self.build = target, SurgeonBuilder(graph)
         self.int4: dict[str, Codes] = {}  # by name: constants to be stored as int4 once the graph is a file
 
     def activation(self, tensor: gs.Variable, grid: Grid, name: str, into: gs.Variable | None = None) -> gs.Variable:
         """The tensor on a grid."""
         scale, zero = self._grid(grid, name)
         if not grid.fills_container and self.target.narrow is Narrow.CLIP_VALUES:
-            low, high = (self.constants.add(f"{name}_{end}", value) for end, value in _ends(grid))
-            tensor = self.node("Clip", [tensor, low, high], f"{name}_clipped")
-        codes = self.node("QuantizeLinear", [tensor, scale, zero], f"{name}_quantized")
+            low, high = (self.build.constant(f"{name}_{end}", value) for end, value in _ends(grid))
+            tensor = self.build.node("Clip", [tensor, low, high], f"{name}_clipped")
+        codes = self.build.node("QuantizeLinear", [tensor, scale, zero], f"{name}_quantized")
         if not grid.fills_container and self.target.narrow is Narrow.CLIP_CODES:
-            low = self.constants.add(f"code_{grid.low}", np.array(grid.low, grid.dtype))
-            high = self.constants.add(f"code_{grid.high}", np.array(grid.high, grid.dtype))
-            codes = self.node("Clip", [codes, low, high], f"{name}_clipped")
-        return self.node("DequantizeLinear", [codes, scale, zero], f"{name}_dequantized", into)
+            low = self.build.constant(f"code_{grid.low}", np.array(grid.low, grid.dtype))
+            high = self.build.constant(f"code_{grid.high}", np.array(grid.high, grid.dtype))
+            codes = self.build.node("Clip", [codes, low, high], f"{name}_clipped")
+        return self._into(into, "DequantizeLinear", [codes, scale, zero], f"{name}_dequantized")
 
     def weight(self, codes: Codes, grid: Grid, name: str) -> gs.Variable:
         """The values of stored codes."""
         storage, four = self.target.storage, grid.bits == 4 and grid.signed
         if storage is Storage.BIT_PLANES and grid.bits < 8:
             packed = pack(codes, grid.bits, grid.low)
-            stored: gs.Tensor = unpacking_nodes(self.graph, self.constants, packed, name)
+            stored: gs.Tensor = unpacking_nodes(self.build, packed, name)
         elif storage is Storage.INT4_CAST and four:
-            stored = self.node("Cast", [self._int4(f"{name}_codes", codes)], f"{name}_cast", to=INT8_TYPE)
+            stored = self.build.node("Cast", [self._int4(f"{name}_codes", codes)], f"{name}_cast", to=INT8_TYPE)
         elif storage is Storage.INT4 and four:
             stored = self._int4(f"{name}_codes", codes)
         else:
@@ -62,8 +62,8 @@ class Quantizers:
         codes = np.clip(np.rint(bias.astype(np.float64) / scale), INT32.min, INT32.max).astype(np.int32)
         inputs = [
             self._codes(f"{name}_codes", codes),
-            self.constants.add(f"{name}_scale", scale),
-            self.constants.add(f"{name}_zero", np.zeros(scale.shape, np.int32)),
+            self.build.constant(f"{name}_scale", scale),
+            self.build.constant(f"{name}_zero", np.zeros(scale.shape, np.int32)),
         ]
         return self._dequantize(inputs, name, 0 if scale.ndim else None)
 
@@ -73,32 +73,29 @@ class Quantizers:
         grid = make_grid(bias.min(), bias.max(), kind)
         return self._dequantize([self._codes(f"{name}_codes", quantize(bias, grid)), *self._grid(grid, name)], name)
 
-    def node(
-        self, op: str, inputs: list[gs.Tensor], name: str, into: gs.Variable | None = None, **attrs: Any
+    def _into(
+        self, output: gs.Variable | None, op: str, inputs: list[gs.Tensor], name: str, **attrs: Any
     ) -> gs.Variable:
-        """A node with one output."""
-        output = into if into is not None else gs.Variable(self.constants.fresh(name))
-        domain = QONNX_DOMAIN if op == "Quant" else None
-        self.graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output], domain=domain))
-        return output
+        """A node that makes the output, or a new tensor of that name."""
+        made = gs.Variable(self.build.fresh(name)) if output is None else output
+        return self.build.into(made, op, inputs, **attrs)
 
     def _dequantize(
         self, inputs: list[gs.Tensor], name: str, axis: int | None = None, block: int | None = None
     ) -> gs.Variable:
         attrs = {"axis": axis, "block_size": block}
-        return self.node(
-            "DequantizeLinear", inputs, name, **{key: value for key, value in attrs.items() if value is not None}
-        )
+        given = {key: value for key, value in attrs.items() if value is not None}
+        return self.build.node("DequantizeLinear", inputs, name, **given)
 
     def _grid(self, grid: Grid, name: str) -> tuple[gs.Constant, gs.Constant]:
-        scale = self.constants.add(f"{name}_scale", grid.scale.astype(np.float32))
-        return scale, self.constants.add(f"{name}_zero", grid.zero_point.astype(grid.dtype))
+        scale = self.build.constant(f"{name}_scale", grid.scale.astype(np.float32))
+        return scale, self.build.constant(f"{name}_zero", grid.zero_point.astype(grid.dtype))
 
     def _codes(self, name: str, codes: Codes) -> gs.Constant:
-        return self.constants.add(name, codes, shared=self.target.shared_constants)
+        return self.build.constant(name, codes, shared=self.target.shared_constants)
 
     def _int4(self, name: str, codes: Codes) -> gs.Constant:
-        constant = self.constants.add(name, codes, shared=False)
+        constant = self.build.constant(name, codes, shared=False)
         self.int4[constant.name] = codes
         return constant
 
@@ -112,18 +109,18 @@ class QuantNodes(Quantizers):
 
     def weight(self, codes: Codes, grid: Grid, name: str) -> gs.Variable:
         """Stored values that lie on the grid already, under a node that says so."""
-        values = self.constants.add(f"{name}_values", dequantize(codes, grid))
+        values = self.build.constant(f"{name}_values", dequantize(codes, grid))
         return self._quant(values, grid, name, codes.ndim)
 
     def _quant(
         self, tensor: gs.Tensor, grid: Grid, name: str, rank: int, into: gs.Variable | None = None
     ) -> gs.Variable:
-        scale = self.constants.add(f"{name}_scale", along(grid.scale.astype(np.float32), grid.axis, rank))
-        zero = self.constants.add("zero", along(grid.zero_point.astype(np.float32), grid.axis, rank))
-        bits = self.constants.add(f"bits_{grid.bits}", np.array(grid.bits, np.float32))
+        scale = self.build.constant(f"{name}_scale", along(grid.scale.astype(np.float32), grid.axis, rank))
+        zero = self.build.constant("zero", along(grid.zero_point.astype(np.float32), grid.axis, rank))
+        bits = self.build.constant(f"bits_{grid.bits}", np.array(grid.bits, np.float32))
         narrow = grid.signed and grid.low > -(2 ** (grid.bits - 1))
         attrs = {"signed": int(grid.signed), "narrow": int(narrow), "rounding_mode": "ROUND"}
-        return self.node("Quant", [tensor, scale, zero, bits], name, into, **attrs)
+        return self._into(into, "Quant", [tensor, scale, zero, bits], name, domain=QONNX_DOMAIN, **attrs)
 
 
 def quantizers_of(graph: gs.Graph, target: Target) -> Quantizers:

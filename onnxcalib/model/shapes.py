@@ -1,18 +1,37 @@
-"""Tensor shapes with the batch set to one."""
+"""Types and shapes of tensors, inferred without the large weights."""
 
 from __future__ import annotations
 
-import numpy as np
+import contextlib
+import math
+
 import onnx
 
 from onnxcalib.data import InputSpec
 from onnxcalib.model.constants import fold_shapes
+from onnxcalib.model.loss_writer import FAKE_QUANTIZE
+
+LARGE = 1024  # elements; inference reads no value of a larger initialiser
+
+
+def inferred(model: onnx.ModelProto, batch: int | None = None) -> list[onnx.ValueInfoProto]:
+    """What inference can say of every tensor, a free batch set to a size if one is given; just the ends if it fails."""
+    graph = _without_large_weights(model.graph)
+    for value in graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if batch is not None and dims and not dims[0].dim_value:
+            dims[0].dim_value = batch
+    bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=graph)
+    with contextlib.suppress(onnx.shape_inference.InferenceError):
+        graph = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+    large = {tensor.name for tensor in model.graph.initializer}
+    return [*graph.value_info, *(value for value in graph.input if value.name not in large), *graph.output]
 
 
 def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
     """Shapes of tensors with the batch set to one; None where a size stays unknown."""
-    shapes: dict[str, tuple[int | None, ...]] = {}
-    for value in _inferred(model):
+    shapes: dict[str, tuple[int | None, ...]] = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    for value in inferred(model, batch=1):
         if value.type.tensor_type.HasField("shape"):
             dims = value.type.tensor_type.shape.dim
             shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
@@ -21,27 +40,7 @@ def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
 
 def float_tensors(model: onnx.ModelProto) -> set[str]:
     """The tensors that are known to hold floats."""
-    return {value.name for value in _inferred(model) if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
-
-
-def _inferred(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """What can be said of every tensor, with the batch set to one."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    _without_large_weights(bare)
-    for value in bare.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if dims and not dims[0].dim_value:
-            dims[0].dim_value = 1
-    # A declared output shape still names the old batch; it must not contradict the new one.
-    for value in bare.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    del bare.graph.value_info[:]
-    try:
-        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    except onnx.shape_inference.InferenceError:
-        return []
-    return [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
+    return {value.name for value in inferred(model) if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
 
 
 def with_fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -60,24 +59,35 @@ def with_fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def typed(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that declares the element type of every tensor, and no shapes."""
-    inferred = onnx.shape_inference.infer_shapes(model)
-    known = [
+    declared = onnx.ModelProto()
+    declared.CopyFrom(model)
+    del declared.graph.value_info[:]
+    ends = {value.name for value in (*model.graph.input, *model.graph.output)}
+    declared.graph.value_info.extend(
         onnx.helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None)
-        for value in inferred.graph.value_info
-    ]
-    del inferred.graph.value_info[:]
-    inferred.graph.value_info.extend(known)
-    return inferred
+        for value in inferred(model)
+        if value.name not in ends
+    )
+    return declared
 
 
-def _without_large_weights(model: onnx.ModelProto) -> None:
-    """Large initialisers become inputs of the same shape: inference needs their shapes only."""
-    large = [tensor for tensor in model.graph.initializer if np.prod(tensor.dims, dtype=np.int64) > 1024]
-    small = [tensor for tensor in model.graph.initializer if np.prod(tensor.dims, dtype=np.int64) <= 1024]
-    for tensor in large:
-        model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(small)
+def _without_large_weights(graph: onnx.GraphProto) -> onnx.GraphProto:
+    """A copy whose large initialisers are inputs of the same shape: inference needs their shapes only."""
+    bare = onnx.GraphProto(name=graph.name, node=graph.node, input=graph.input, output=graph.output)
+    fed = {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        if math.prod(tensor.dims) <= LARGE:
+            bare.initializer.append(tensor)
+        elif tensor.name not in fed:
+            bare.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    # A declared output shape may name another batch, and exporters leave stale ones behind.
+    for value in bare.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    for node in bare.node:
+        if node.op_type == FAKE_QUANTIZE:  # it keeps the shape of what it reads
+            node.CopyFrom(onnx.helper.make_node("Identity", node.input[:1], node.output))
+    return bare
 
 
 def input_specs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:

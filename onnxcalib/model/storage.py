@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
+from onnxcalib.model.builder import SurgeonBuilder
 from onnxcalib.targets import Storage
 
 Codes = npt.NDArray[Any]
@@ -79,65 +80,23 @@ def unpack(packed: Packed) -> Codes:
     return codes
 
 
-class Constants:
-    """Constants of a graph under construction; equal ones are stored once."""
-
-    def __init__(self, graph: gs.Graph) -> None:
-        # A name inside an If or Loop must not be taken outside either.
-        self._taken = {name for each in (graph, *graph.subgraphs(recursive=True)) for name in each.tensors()}
-        self._count = 0
-        self._known: dict[tuple[str, tuple[int, ...], bytes], gs.Constant] = {}
-
-    def add(self, name: str, value: npt.NDArray[Any], *, shared: bool = True) -> gs.Constant:
-        """A constant with that value, named so unless it exists already; one that is not shared never does."""
-        value = np.asarray(value, order="C")  # ascontiguousarray would make a scalar a vector
-        if not shared:
-            return gs.Constant(self.fresh(name), value)
-        key = (value.dtype.str, value.shape, value.tobytes())
-        if key not in self._known:
-            self._known[key] = gs.Constant(self.fresh(name), value)
-        return self._known[key]
-
-    def numbered(self, prefix: str) -> str:
-        """A short tensor name that is not taken."""
-        self._count += 1
-        return self.fresh(f"{prefix}{self._count}")
-
-    def fresh(self, name: str) -> str:
-        """A tensor name that is not taken."""
-        candidate, count = name, 1
-        while candidate in self._taken:
-            count += 1
-            candidate = f"{name}_{count}"
-        self._taken.add(candidate)
-        return candidate
-
-
-def unpacking_nodes(graph: gs.Graph, constants: Constants, packed: Packed, name: str) -> gs.Variable:
+def unpacking_nodes(build: SurgeonBuilder, packed: Packed, name: str) -> gs.Variable:
     """Standard ops of opset 13 that rebuild the codes; runtimes fold them, for all their inputs are constant."""
     bits, length = packed.planes.shape
-
-    def node(op: str, inputs: list[gs.Tensor], **attrs: Any) -> gs.Variable:
-        output = gs.Variable(constants.numbered("u"))  # short: these names are a good part of a small file
-        graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output]))
-        return output
-
-    planes = constants.add(f"{name}_planes", packed.planes.reshape(bits, length, 1))
-    shifts = constants.add("bit_shifts", np.arange(8, dtype=np.uint8).reshape(1, 1, 8))
+    node, constant = build.short, build.constant
+    planes = constant(f"{name}_planes", packed.planes.reshape(bits, length, 1))
+    shifts = constant("bit_shifts", np.arange(8, dtype=np.uint8).reshape(1, 1, 8))
     shifted = node("BitShift", [planes, shifts], direction="RIGHT")
-    ones = node("Mod", [shifted, constants.add("two", np.array(2, np.uint8))])
-    rows = node("Reshape", [node("Cast", [ones], to=1), constants.add("bit_rows", np.array([bits, -1], np.int64))])
-    powers = constants.add(f"powers_of_{bits}_bits", (2.0 ** np.arange(bits, dtype=np.float32)).reshape(1, bits))
+    ones = node("Mod", [shifted, constant("two", np.array(2, np.uint8))])
+    rows = node("Reshape", [node("Cast", [ones], to=1), constant("bit_rows", np.array([bits, -1], np.int64))])
+    powers = constant(f"powers_of_{bits}_bits", (2.0 ** np.arange(bits, dtype=np.float32)).reshape(1, bits))
     sums = node("MatMul", [powers, rows])
     size = int(np.prod(packed.shape))
     if size != length * 8:
-        begin, axes = (
-            constants.add("begin", np.array([0], np.int64)),
-            constants.add("axis_one", np.array([1], np.int64)),
-        )
-        sums = node("Slice", [sums, begin, constants.add("size", np.array([size], np.int64)), axes])
-    codes = node("Add", [sums, constants.add(f"low_{bits}_bits", np.array(packed.low, np.float32))])
-    shape = constants.add("shape", np.array(packed.shape, np.int64))
+        begin, axes = constant("begin", np.array([0], np.int64)), constant("axis_one", np.array([1], np.int64))
+        sums = node("Slice", [sums, begin, constant("size", np.array([size], np.int64)), axes])
+    codes = node("Add", [sums, constant(f"low_{bits}_bits", np.array(packed.low, np.float32))])
+    shape = constant("shape", np.array(packed.shape, np.int64))
     return node("Reshape", [node("Cast", [codes], to=_onnx_type(packed.dtype)), shape])
 
 

@@ -13,7 +13,8 @@ from single_layers import LAYERS, Single, channels, input_grid, single, start_of
 from models import Arrays
 from onnxcalib.autodiff.gradients import Gradients, Loss
 from onnxcalib.model import layer_loss as part
-from onnxcalib.model.layer_loss import LayerLoss, Quantizer, code_bounds, layer_loss, scale_of, starts
+from onnxcalib.model.layer_loss import LayerLoss, code_bounds, layer_loss, starts
+from onnxcalib.model.loss_writer import Quantizer, scale_of
 from onnxcalib.numerics.quant_params import Grid, GridKind, fake_quantize, make_grid
 from onnxcalib.plan import LayerParams
 from onnxcalib.recipe import Engine

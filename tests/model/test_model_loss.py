@@ -265,8 +265,9 @@ def test_the_gradient_is_the_slope_where_grids_are_fine(builder: Callable[[], on
             for attribute in node.attribute:
                 if attribute.name in ("low", "high"):
                     attribute.i = -(2**23) if attribute.name == "low" else 2**23
+    scales = {node.input[1] for node in proto.graph.node if node.op_type == "FakeQuantize"}
     for tensor in proto.graph.initializer:
-        if tensor.name.startswith("scale:"):
+        if tensor.name in scales:
             value = onnx.numpy_helper.to_array(tensor)
             tensor.CopyFrom(onnx.numpy_helper.from_array((value / 2**12).astype(np.float32), tensor.name))
     named = {bias_name(layer_named(case.job, name)): value for name, value in biases.items()}

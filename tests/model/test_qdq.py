@@ -16,10 +16,11 @@ from hypothesis.extra import numpy as hnp
 
 from models import BUILDERS, build, conv_net, feed_for, initializer, normal, op_types, run, session_of
 from onnxcalib import Precision, RangeMethod, Recipe, Result, quantize
+from onnxcalib.model.builder import SurgeonBuilder
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.read import read_prepared
-from onnxcalib.model.storage import Constants, Packed, pack, unpack, unpacking_nodes
+from onnxcalib.model.storage import Packed, pack, unpack, unpacking_nodes
 from onnxcalib.numerics.quant_params import dequantize
 from onnxcalib.numerics.quant_params import quantize as codes_of
 from onnxcalib.targets import Storage, find_target
@@ -241,7 +242,7 @@ def unpacked_by_runtime(packed: Packed) -> np.ndarray:
     source = gs.Variable("x", np.float32, [1])
     kept = gs.Variable("kept", np.float32, [1])
     graph.inputs, graph.nodes = [source], [gs.Node("Identity", "keep", {}, [source], [kept])]
-    codes = unpacking_nodes(graph, Constants(graph), packed, "w")
+    codes = unpacking_nodes(SurgeonBuilder(graph), packed, "w")
     codes.dtype = packed.dtype
     graph.outputs = [kept, codes]
     model = gs.export_onnx(graph.toposort(), do_type_check=False)

@@ -27,13 +27,12 @@ from onnxcalib.model.layer_loss import (
     WEIGHT_LOW,
     WEIGHT_RANGE,
     LayerLoss,
-    Quantizer,
     code_bounds,
     layer_loss,
-    scale_of,
     starts,
 )
 from onnxcalib.model.layers import Layer
+from onnxcalib.model.loss_writer import Quantizer, scale_of
 from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.quant_params import Grid, GridKind, along, make_grid, quantize, with_least_scale
 from onnxcalib.plan import LayerParams

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 
 from onnxcalib.autodiff.standard.rules.quantize import CEILING, Grid
-from onnxcalib.autodiff.standard.writer import QUANTIZER, Facts
+from onnxcalib.autodiff.standard.writer import Facts
 from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.loss_writer import FAKE_QUANTIZE
 
 
 def with_absorbed(model: onnx.ModelProto, facts: Facts) -> onnx.ModelProto:
@@ -19,7 +20,7 @@ def with_absorbed(model: onnx.ModelProto, facts: Facts) -> onnx.ModelProto:
     index = GraphIndex(result.graph)
     gone = []
     for node in result.graph.node:
-        maker = index.producers.get(node.input[0]) if node.op_type == QUANTIZER else None
+        maker = index.producers.get(node.input[0]) if node.op_type == FAKE_QUANTIZE else None
         ceiling = _ceiling(maker, facts) if maker is not None and index.only_reader(node.input[0]) is not None else None
         if maker is None or ceiling is None or not _can_absorb(node, facts):
             continue

@@ -11,17 +11,17 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from onnxcalib.model.builder import ProtoBuilder
 from onnxcalib.model.graph import attributes
+from onnxcalib.model.io import opset_of
+from onnxcalib.model.shapes import inferred
 
 Dim = int | str | None
 Shape = tuple[Dim, ...] | None
 Array = npt.NDArray[Any]
 Operand = str | float
 
-QUANTIZER = "FakeQuantize"
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-# Values above this many elements are left out of shape inference, which needs small ones only.
-SMALL_CONSTANT = 1024
 
 
 class NoRuleError(Exception):
@@ -46,14 +46,12 @@ class Facts:
                 constants[node.output[0]] = attributes(node)["value"]
         shapes: dict[str, tuple[Dim, ...]] = {name: tuple(tensor.dims) for name, tensor in constants.items()}
         types = {name: tensor.data_type for name, tensor in constants.items()}
-        graph = _inferred(model).graph
-        for value in (*graph.input, *graph.output, *graph.value_info):
+        for value in inferred(model):
             kind = value.type.tensor_type
             types[value.name] = kind.elem_type
             if kind.HasField("shape"):
                 shapes[value.name] = tuple(_dim(dim) for dim in kind.shape.dim)
-        opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-        return cls(shapes, types, constants, opset)
+        return cls(shapes, types, constants, opset_of(model))
 
     def shape(self, name: str) -> Shape:
         """The shape of a tensor, None where even its rank is unknown."""
@@ -78,78 +76,37 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
 
 
-def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    bare = onnx.ModelProto(ir_version=model.ir_version)
-    bare.opset_import.extend(entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    bare.graph.name = model.graph.name
-    bare.graph.input.extend(model.graph.input)
-    bare.graph.value_info.extend(model.graph.value_info)
-    for output in model.graph.output:
-        bare.graph.output.add(name=output.name, type=onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None))
-        bare.graph.output[-1].type.tensor_type.elem_type = output.type.tensor_type.elem_type
-    fed = {value.name for value in model.graph.input}
-    for tensor in model.graph.initializer:
-        if np.prod(tensor.dims, dtype=np.int64) <= SMALL_CONSTANT:
-            bare.graph.initializer.append(tensor)
-        elif tensor.name not in fed:
-            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            bare.graph.input.append(value)
-    for node in model.graph.node:
-        plain = node.op_type != QUANTIZER
-        bare.graph.node.append(node if plain else onnx.helper.make_node("Identity", node.input[:1], node.output))
-    try:
-        return onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    except onnx.shape_inference.InferenceError:
-        return bare
-
-
-class Writer:
-    """Collects nodes and constants for a graph, under names that are not taken."""
+class Writer(ProtoBuilder):
+    """Collects nodes and constants for a graph, with what is known of its tensors."""
 
     def __init__(self, graph: onnx.GraphProto, facts: Facts) -> None:
+        super().__init__(graph)
         self.facts = facts
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = []
-        self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-        self._taken = {value.name for value in (*graph.input, *graph.initializer)}
-        self._taken.update(name for node in graph.node for name in (node.name, *node.output))
-        self._made = 0
-
-    def fresh(self, word: str) -> str:
-        """A name that nothing else has."""
-        while True:
-            self._made += 1
-            name = f"{word}:{self._made}"
-            if name not in self._taken:
-                self._taken.add(name)
-                return name
 
     def op(self, op_type: str, *inputs: Operand, **settings: Any) -> str:
         """Adds a node of one output and names that output; numbers become float constants."""
-        return self.ops(op_type, 1, *inputs, **settings)[0]
+        return self.node(op_type, self._names(inputs), f"gradient:{op_type}", **settings)
 
     def ops(self, op_type: str, count: int, *inputs: Operand, **settings: Any) -> list[str]:
         """Adds a node of several outputs."""
         outputs = [self.fresh(f"gradient:{op_type}") for _ in range(count)]
-        names = [item if isinstance(item, str) else self.number(item) for item in inputs]
-        self.nodes.append(onnx.helper.make_node(op_type, names, outputs, name=outputs[0], **settings))
+        self.nodes.append(onnx.helper.make_node(op_type, self._names(inputs), outputs, name=outputs[0], **settings))
         return outputs
 
-    def constant(self, value: Array) -> str:
-        """The name of a constant; equal ones are stored once."""
-        key = (value.dtype.str, value.shape, value.tobytes())
-        if key not in self._shared:
-            self._shared[key] = self.fresh("gradient:constant")
-            self.constants.append(numpy_helper.from_array(value, self._shared[key]))
-        return self._shared[key]
+    def _names(self, inputs: Sequence[Operand]) -> list[str]:
+        return [item if isinstance(item, str) else self.number(item) for item in inputs]
+
+    def array(self, value: Array) -> str:
+        """The name of a constant."""
+        return self.constant("gradient:constant", value)
 
     def number(self, value: float) -> str:
         """A float constant of rank 0."""
-        return self.constant(np.array(value, np.float32))
+        return self.array(np.array(value, np.float32))
 
     def integers(self, values: Sequence[int]) -> str:
         """A list of integers, as shapes and axes are given."""
-        return self.constant(np.array(list(values), np.int64))
+        return self.array(np.array(list(values), np.int64))
 
     def reshape(self, name: str, shape: Sequence[int]) -> str:
         """The tensor in another shape; 0 keeps a size, -1 takes the rest."""

@@ -13,24 +13,24 @@ import onnx
 from onnx import numpy_helper
 
 from onnxcalib.errors import ModelError
+from onnxcalib.model.builder import ProtoBuilder
 from onnxcalib.model.graph import attributes
 from onnxcalib.model.io import opset_of
+from onnxcalib.model.loss_writer import FAKE_QUANTIZE
 from onnxcalib.model.shapes import infer_shapes
 
-FAKE_QUANTIZE = "FakeQuantize"
 MICROSOFT = "com.microsoft"
 
 
-class Rewriter:
+class Rewriter(ProtoBuilder):
     """Writes a model's nodes anew, some of them as several others."""
 
     def __init__(self, model: onnx.ModelProto, active: Collection[str]) -> None:
+        super().__init__(model.graph)
         self.model = model
         self.active = active
         self.opset = opset_of(model)
-        self._nodes: list[onnx.NodeProto] = []
         self._replaced = onnx.NodeProto()
-        self._taken = {name for node in model.graph.node for name in (*node.input, *node.output)}
 
     def rewrite(self) -> None:
         """Replaces the model's quantizers, and of its other nodes those that pass gradients and have a rule."""
@@ -41,9 +41,10 @@ class Rewriter:
                 rule(self, node)
             else:
                 self.keep(node)
-        nodes = [single for node in self._nodes for single in self._read_once(node)]
+        nodes = [single for node in self.nodes for single in self._read_once(node)]
         del self.model.graph.node[:]
         self.model.graph.node.extend(nodes)
+        self.model.graph.initializer.extend(self.constants)
 
     def keep(self, node: onnx.NodeProto, **changed: Any) -> None:
         """Adds the node as it is, or with some attributes changed; None removes one."""
@@ -53,36 +54,29 @@ class Rewriter:
             values = {name: value for name, value in {**attributes(node), **changed}.items() if value is not None}
             del kept.attribute[:]
             kept.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in values.items())
-        self._nodes.append(kept)
+        self.nodes.append(kept)
 
     def op(self, op: str, *inputs: str, output: str = "", **values: Any) -> str:
         """Adds a node with one output, whose name it returns; a given output is that of the replaced node."""
-        name = self._replaced.name if output else ""
-        output = output or self.fresh(op)
-        self._nodes.append(onnx.helper.make_node(op, inputs, [output], name=name or output, **values))
+        if not output:
+            return self.node(op, inputs, f"onnxcalib/{op}", **values)
+        name = self._replaced.name or output
+        self.nodes.append(onnx.helper.make_node(op, inputs, [output], name=name, **values))
         return output
 
     def number(self, value: float) -> str:
         """A float constant of rank 0."""
-        return self._constant(np.array(value, np.float32))
+        return self.constant("onnxcalib/constant", np.array(value, np.float32))
 
     def integers(self, *values: int) -> str:
         """A list of integers as a constant."""
-        return self._constant(np.array(values, np.int64))
-
-    def fresh(self, stem: str) -> str:
-        """A name that nothing else has."""
-        name = f"onnxcalib/{stem}_{len(self._taken)}"
-        while name in self._taken:
-            name += "_"
-        self._taken.add(name)
-        return name
+        return self.constant("onnxcalib/constant", np.array(values, np.int64))
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         """The shape of a tensor, with a batch of one; None where it is unknown."""
         return self._shapes.get(name)
 
-    def constant(self, name: str) -> np.ndarray[Any, Any] | None:
+    def value(self, name: str) -> np.ndarray[Any, Any] | None:
         """The value of an initialiser, None for anything else."""
         found = (tensor for tensor in self.model.graph.initializer if tensor.name == name)
         return next((numpy_helper.to_array(tensor) for tensor in found), None)
@@ -91,24 +85,13 @@ class Rewriter:
         """The node, with repeated inputs under other names: their gradients would get one name."""
         for position, name in enumerate(node.input):
             if name and name in node.input[:position]:
-                node.input[position] = self.fresh("again")
+                node.input[position] = self.fresh("onnxcalib/again")
                 yield onnx.helper.make_node("Identity", [name], [node.input[position]])
         yield node
 
-    def _constant(self, value: np.ndarray[Any, Any]) -> str:
-        name = self.fresh("constant")
-        self.model.graph.initializer.append(numpy_helper.from_array(value, name))
-        return name
-
     @cached_property
     def _shapes(self) -> dict[str, tuple[int | None, ...]]:
-        known = onnx.ModelProto()
-        known.CopyFrom(self.model)
-        for node in known.graph.node:
-            if node.op_type == FAKE_QUANTIZE:
-                node.CopyFrom(onnx.helper.make_node("Identity", node.input[:1], node.output))
-        stored = {tensor.name: tuple(tensor.dims) for tensor in self.model.graph.initializer}
-        return {**infer_shapes(known), **stored}
+        return infer_shapes(self.model)
 
 
 def _fake_quantize(write: Rewriter, node: onnx.NodeProto) -> None:
@@ -286,7 +269,7 @@ def _split(write: Rewriter, node: onnx.NodeProto) -> None:
 
 def _parts(write: Rewriter, node: onnx.NodeProto, axis: int) -> list[int]:
     if len(node.input) > 1 and node.input[1]:
-        sizes = write.constant(node.input[1])
+        sizes = write.value(node.input[1])
         if sizes is not None:
             return [int(size) for size in sizes]
     else:
@@ -305,7 +288,7 @@ def _where(write: Rewriter, node: onnx.NodeProto) -> None:
 
 
 def _dropout(write: Rewriter, node: onnx.NodeProto) -> None:
-    training = write.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.array(False)
+    training = write.value(node.input[2]) if len(node.input) > 2 and node.input[2] else np.array(False)
     if training is None or training or len([name for name in node.output if name]) > 1:
         write.keep(node)
     else:
@@ -365,7 +348,7 @@ def _gelu(write: Rewriter, node: onnx.NodeProto) -> None:
 def _power(write: Rewriter, node: onnx.NodeProto) -> None:
     """The exponent as a float and the base in its full shape: the gradient takes both for given."""
     base, exponent = node.input
-    value = write.constant(exponent)
+    value = write.value(exponent)
     if value is not None and value.dtype.kind in "iu":
         exponent = write.op("Cast", exponent, to=onnx.TensorProto.FLOAT)
     if value is None or value.ndim:

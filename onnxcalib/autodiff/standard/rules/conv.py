@@ -277,7 +277,7 @@ def _from_rows(write: Writer, windows: Windows, image: str, gradient: str, sizes
     """Depthwise: products of whole rows, of which the diagonals that belong to a tap are summed."""
     channels, (height, width) = windows.group, windows.kernel
     columns = windows.outputs(sizes)[1]
-    diagonals = write.constant(_diagonals(windows, sizes[1], columns))
+    diagonals = write.array(_diagonals(windows, sizes[1], columns))
     swapped = [write.op("Transpose", name, perm=[1, 0, 2, 3]) for name in (image, gradient)]
     left = write.turned(write.reshape(swapped[1], (channels, -1, columns)), 3)
     # Only rows are cut: columns stay whole, without their pads.

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 
 from onnxcalib.autodiff.standard.step import Step
-from onnxcalib.autodiff.standard.writer import QUANTIZER, Facts, NoRuleError, Writer
+from onnxcalib.autodiff.standard.writer import Facts, NoRuleError, Writer
 from onnxcalib.model.graph import attributes
-from onnxcalib.model.layer_loss import DOMAIN
+from onnxcalib.model.loss_writer import DOMAIN, FAKE_QUANTIZE
 
 # The attribute of a quantizer that clips its input first: from zero to this.
 CEILING = "ceiling"
@@ -71,7 +71,7 @@ def _lower_to_bytes(node: onnx.NodeProto, write: Writer, grid: Grid, byte: type[
     if grid.ceiling is not None:
         codes = write.op("Clip", codes, zero, _highest_code(write, grid, grid.ceiling, kind))
     elif (grid.low, grid.high) != (np.iinfo(byte).min, np.iinfo(byte).max):
-        codes = write.op("Clip", codes, *(write.constant(np.array(bound, byte)) for bound in (grid.low, grid.high)))
+        codes = write.op("Clip", codes, *(write.array(np.array(bound, byte)) for bound in (grid.low, grid.high)))
     made = onnx.helper.make_node("DequantizeLinear", [codes, grid.scale, zero], node.output, name=node.name, **along)
     write.nodes.append(made)
 
@@ -159,7 +159,7 @@ def lower_all(model: onnx.ModelProto, facts: Facts) -> tuple[onnx.ModelProto, di
     write = Writer(result.graph, facts)
     made: dict[str, Grid] = {}
     for node in model.graph.node:
-        if node.op_type == QUANTIZER and node.domain == DOMAIN:
+        if node.op_type == FAKE_QUANTIZE and node.domain == DOMAIN:
             made[node.output[0]] = lower(node, write)
         else:
             write.nodes.append(node)

@@ -109,8 +109,8 @@ def _average_pool(step: Step) -> None:
     if step.attribute("ceil_mode", 0):
         raise NoRuleError("ceil_mode is not covered")
     sizes, channels = step.known_dims(step.x, 2), step.known_dims(step.x, 1)[0]
-    share = step.writer.op("Mul", step.dy, step.writer.constant(_shares(step, windows, sizes)))
-    ones = step.writer.constant(np.ones((channels, 1, *windows.kernel), np.float32))
+    share = step.writer.op("Mul", step.dy, step.writer.array(_shares(step, windows, sizes)))
+    ones = step.writer.array(np.ones((channels, 1, *windows.kernel), np.float32))
     step.give(0, spread(step.writer, windows.grouped(channels), share, ones, sizes))
 
 

@@ -116,8 +116,8 @@ def _choice(step: Step, indices: str, depth: int) -> str:
     """One where the value at a place, the row, was picked by an index, the column."""
     write, value = step.writer, step.writer.facts.value(indices)
     if value is not None:
-        return write.constant((np.arange(depth)[:, None] == value.reshape(-1) % depth).astype(np.float32))
-    values = write.constant(np.array([0, 1], np.float32))
+        return write.array((np.arange(depth)[:, None] == value.reshape(-1) % depth).astype(np.float32))
+    values = write.array(np.array([0, 1], np.float32))
     return write.op("OneHot", write.reshape(indices, (-1,)), write.integers([depth]), values, axis=0)
 
 
@@ -132,7 +132,7 @@ def _pad(step: Step) -> None:
     if step.attribute("mode", "constant") != "constant":
         raise NoRuleError(f"mode={step.attribute('mode', '')} is not covered")
     write, value = step.writer, step.writer.facts.value(step.input(1))
-    cuts = write.op("Neg", step.input(1)) if value is None else write.constant(-value)
+    cuts = write.op("Neg", step.input(1)) if value is None else write.array(-value)
     axes = (step.input(3),) if step.input(3) else ()
     step.give(0, write.op("Pad", step.dy, cuts, *(("", *axes) if axes else ())))
 
@@ -168,9 +168,9 @@ def _resize(step: Step) -> None:
             raise NoRuleError("only the last two axes, of fixed sizes, are covered")
         matrix = _resize_matrix(step, size, result, scale or result / size)
         if axis == rank - 1:
-            gradient = write.op("MatMul", gradient, write.constant(matrix))
+            gradient = write.op("MatMul", gradient, write.array(matrix))
         else:
-            gradient = write.op("MatMul", write.constant(matrix.T), gradient)
+            gradient = write.op("MatMul", write.array(matrix.T), gradient)
     step.give(0, gradient)
 
 

@@ -1,0 +1,125 @@
+"""Writes graphs that end in a loss: data, parameters, quantizers that can be differentiated, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper
+
+from onnxcalib.model.builder import ProtoBuilder
+from onnxcalib.model.io import opset_of
+from onnxcalib.numerics.quant_params import TINY, GridKind
+
+FloatArray = npt.NDArray[np.float32]
+
+DOMAIN = "onnxcalib"
+FAKE_QUANTIZE = "FakeQuantize"  # the op of the domain that rounds, and lets gradients straight through
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """A grid whose range is trained, or stays as it is."""
+
+    kind: GridKind
+    axis: int | None
+    low: FloatArray
+    range: FloatArray  # high - low; for a symmetric grid the largest magnitude
+    trained: bool
+
+
+def scale_of(quantizer: Quantizer) -> FloatArray:
+    """The step of a quantizer's grid at the start."""
+    return np.asarray(np.maximum(quantizer.range, TINY) / _steps(quantizer.kind), np.float32)
+
+
+def _steps(kind: GridKind) -> int:
+    first, last = kind.codes
+    return last - kind.zero if kind.symmetric else last - first
+
+
+class LossWriter(ProtoBuilder):
+    """A graph that grows towards its loss."""
+
+    def __init__(self, source: onnx.ModelProto) -> None:
+        super().__init__(source.graph)
+        self.source = source
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.constants.extend(source.graph.initializer)
+
+    def copy(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """A node of the source, at this place."""
+        copied = onnx.NodeProto()
+        copied.CopyFrom(node)
+        self.nodes.append(copied)
+        return copied
+
+    def number(self, name: str, value: npt.ArrayLike) -> str:
+        """A constant of floats; ONNX Runtime training wants one of its own for each quantizer."""
+        return self.constant(name, np.asarray(value, np.float32), shared=False)
+
+    def input(self, name: str, sample: Sequence[int | str] | None) -> str:
+        """A data input of samples of a shape, or a number."""
+        shape: list[Any] = [] if sample is None else ["samples", *sample]
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+        return name
+
+    def parameter(self, name: str, value: FloatArray, unit: FloatArray | float = 1.0) -> str:
+        """A trained input; what comes back is its real value."""
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape))
+        if np.ndim(unit) == 0 and float(unit) == 1.0:
+            return name
+        return self.node("Mul", [name, self.number(f"{name}_unit", unit)])
+
+    def quantized(self, tensor: str, quantizer: Quantizer, range_: str | None, low: str | None) -> str:
+        """The tensor on the quantizer's grid, with its range from parameters if they are given."""
+        kind = quantizer.kind
+        first, last = kind.codes
+        wide = range_ or self.number("range", quantizer.range)
+        tiny = self.number("tiny", np.float32(TINY))
+        positive = self.node("Clip", [wide, tiny])
+        scale = self.node("Div", [positive, self.number("steps", np.float32(_steps(kind)))])
+        if kind.symmetric:
+            zero = self.number("zero", np.full(quantizer.range.shape, kind.zero, np.float32))
+        else:
+            below = self.node("Div", [low or self.number("lowest", quantizer.low), scale])
+            place = self.node("Round", [self.node("Sub", [self.number("first", np.float32(first)), below])])
+            zero = self.clip(place, first, last)
+        return self.fake_quantize(tensor, scale, zero, (first, last), quantizer.axis)
+
+    def fake_quantize(self, tensor: str, scale: str, zero: str, codes: tuple[int, int], axis: int | None) -> str:
+        """The tensor on a grid, differentiable straight through the rounding."""
+        extra: dict[str, Any] = {} if axis is None else {"axis": axis}
+        return self.node(FAKE_QUANTIZE, [tensor, scale, zero], domain=DOMAIN, low=codes[0], high=codes[1], **extra)
+
+    def clip(self, tensor: str, low: float, high: float) -> str:
+        """The tensor within bounds."""
+        bounds = [self.number("bound", np.float32(value)) for value in (low, high)]
+        return self.node("Clip", [tensor, *bounds])
+
+    def mean(self, tensor: str) -> str:
+        """The mean of all elements."""
+        return self.node("ReduceMean", [tensor], keepdims=0)
+
+    def squared_error(self, tensor: str, target: str, energy: float) -> str:
+        """The mean squared difference, relative to an energy."""
+        gap = self.node("Sub", [tensor, target])
+        whole = self.mean(self.node("Mul", [gap, gap]))
+        return self.node("Mul", [whole, self.number("share", np.float32(1 / max(energy, 1e-30)))])
+
+    def finish(self, loss: str) -> onnx.ModelProto:
+        """The model with this loss as its output."""
+        self.nodes.append(helper.make_node("Identity", [loss], [LOSS], name=LOSS))
+        output = helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, [])
+        used = {name for node in self.nodes for name in node.input}
+        constants = [tensor for tensor in self.constants if tensor.name in used]
+        graph = helper.make_graph(self.nodes, "loss", self.inputs, [output], constants)
+        opsets = [helper.make_opsetid("", opset_of(self.source)), helper.make_opsetid(DOMAIN, 1)]
+        model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets)
+        model.ir_version = min(self.source.ir_version, 10)
+        return model
