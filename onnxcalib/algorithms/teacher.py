@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import onnx
 
 from onnxcalib.data import Dataset
 from onnxcalib.errors import DataError, RecipeError
 from onnxcalib.model.outputs import find_heads
 from onnxcalib.model.prepare import Model
-from onnxcalib.numerics.losses import Head, LossKind, ModelLoss
+from onnxcalib.numerics.losses import Head, LossKind, ModelLoss, sqnr_db
 from onnxcalib.runtime.session import Session, Tensors, samples_in
 
 BATCH = 32
@@ -41,6 +43,14 @@ def check_loss(kind: LossKind, heads: Mapping[str, Head], model: Model, data: Da
         )
 
 
+@dataclass(frozen=True)
+class Distance:
+    """The loss of a quantized model, and the signal to noise of each of its outputs."""
+
+    loss: float
+    sqnr_db: Mapping[str, float]
+
+
 class Teacher:
     """The float outputs on some data, kept for many comparisons."""
 
@@ -55,17 +65,23 @@ class Teacher:
 
     def loss_of(self, model: onnx.ModelProto) -> float:
         """The loss of a quantized model."""
-        session, loss, done = (
-            Session(model, "the quantized model"),
-            ModelLoss(self.heads, self.kind, self.temperature),
-            0,
-        )
+        return self.distance_of(model).loss
+
+    def distance_of(self, model: onnx.ModelProto) -> Distance:
+        """How far a quantized model is from the float one."""
+        session, loss = Session(model, "the quantized model"), ModelLoss(self.heads, self.kind, self.temperature)
+        signal, noise, done = dict.fromkeys(self.heads, 0.0), dict.fromkeys(self.heads, 0.0), 0
         for feed, truth in zip(self.data.batches(BATCH), self._truth, strict=True):
             samples = samples_in(feed, self.data)
             labels = self.data.labels[done : done + samples] if self.data.labels is not None else None
-            loss.update(truth, session.run(feed), labels)
+            outputs = session.run(feed)
+            loss.update(truth, outputs, labels)
+            for name, wanted in truth.items():
+                exact = wanted.astype(np.float64)
+                signal[name] += float((exact**2).sum())
+                noise[name] += float(((exact - outputs[name]) ** 2).sum())
             done += samples
-        return loss.value
+        return Distance(loss.value, {name: sqnr_db(signal[name], noise[name]) for name in self.heads})
 
     def _heads_of(self, outputs: Tensors) -> Tensors:
         return {name: outputs[name] for name in self.heads}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.analysis.diagnose import SAMPLES, showing
-from onnxcalib.analysis.evaluate import Evaluation, evaluate_files, sqnr_db
+from onnxcalib.analysis.evaluate import Evaluation, evaluate_files
 from onnxcalib.data import Dataset, Preprocess, first, open_data
 from onnxcalib.errors import ModelError
 from onnxcalib.model.equalize import IntArray, exponents_of, factors_of
@@ -22,6 +22,7 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantized import QuantizedFile, read_quantized
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
+from onnxcalib.numerics.losses import sqnr_db
 from onnxcalib.numerics.quant_params import along
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import Recipe

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxcalib.analysis.evaluate import sqnr_db
 from onnxcalib.data import Dataset, Preprocess, first, open_data
 from onnxcalib.errors import ModelError
 from onnxcalib.model.equalize import equalized_as
@@ -21,7 +20,7 @@ from onnxcalib.model.quantized import QuantizedFile
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs, typed
 from onnxcalib.model.subgraph import after, upstream, with_outputs
-from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss
+from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, sqnr_db
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import Recipe
 from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in

@@ -16,7 +16,7 @@ from onnxcalib.errors import DataError
 from onnxcalib.model.io import file_bytes, load
 from onnxcalib.model.outputs import find_heads
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.losses import Head, ModelLoss
+from onnxcalib.numerics.losses import Head, ModelLoss, sqnr_db
 from onnxcalib.progress import Progress, silent
 from onnxcalib.runtime.session import Session, Tensors, samples_in
 
@@ -149,8 +149,3 @@ class _Score:
             latency_ratio=spent / base if base is not None else None,
             latency_ms=1000 * spent,
         )
-
-
-def sqnr_db(signal: float, noise: float) -> float:
-    """Signal to quantization noise in decibels; infinite where there is no noise."""
-    return math.inf if noise == 0 else 10 * math.log10(max(signal, 1e-30) / noise)

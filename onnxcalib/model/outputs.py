@@ -18,12 +18,13 @@ def find_heads(model: onnx.ModelProto) -> dict[str, Head]:
     heads = {}
     for value in model.graph.output:
         if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
-            two_axes = len(value.type.tensor_type.shape.dim) == 2
-            heads[value.name] = _head(index, value.name, two_axes)
+            dims = value.type.tensor_type.shape.dim
+            # Of one class there is no distribution.
+            heads[value.name] = _head(index, value.name, len(dims) == 2 and dims[1].dim_value != 1)
     return heads
 
 
-def _head(index: GraphIndex, name: str, two_axes: bool) -> Head:
+def _head(index: GraphIndex, name: str, classes: bool) -> Head:
     node = index.producers.get(name)
     while node is not None and node.op_type in _LAYOUT_OPS:
         node = index.producers.get(node.input[0])
@@ -31,4 +32,4 @@ def _head(index: GraphIndex, name: str, two_axes: bool) -> Head:
         return _DISTRIBUTIONS[node.op_type]
     if node is not None and node.op_type == "Add" and any(operand in index.initializers for operand in node.input):
         node = next((made for operand in node.input if (made := index.producers.get(operand)) is not None), None)
-    return Head.LOGITS if two_axes and node is not None and node.op_type in _LAYERS else Head.VALUES
+    return Head.LOGITS if classes and node is not None and node.op_type in _LAYERS else Head.VALUES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -98,3 +99,8 @@ class ModelLoss:
     def value(self) -> float:
         """The loss."""
         return sum(self._sums[name] / max(self._counts[name], 1e-30) for name in self.heads)
+
+
+def sqnr_db(signal: float, noise: float) -> float:
+    """Signal to quantization noise in decibels; infinite where there is no noise."""
+    return math.inf if noise == 0 else 10 * math.log10(max(signal, 1e-30) / noise)

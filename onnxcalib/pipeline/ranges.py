@@ -1,43 +1,59 @@
-"""Every layer rounded at every precision that it may get, with the range estimator that suits the model."""
+"""Every layer rounded at every precision that it may get, with the range estimators that suit the model."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from onnxcalib.algorithms.calibration import Statistics
 from onnxcalib.algorithms.rounding import CandidatePrecisions, Ranges, round_to_nearest
-from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.algorithms.teacher import Distance, Teacher
 from onnxcalib.data import first
-from onnxcalib.numerics.losses import TEMPERATURE
+from onnxcalib.numerics.losses import TEMPERATURE, LossKind
 from onnxcalib.pipeline.job import Job
 from onnxcalib.plan import Candidates
 from onnxcalib.recipe import MAX_BITS, RangeMethod
 
 SAMPLES = 256
-MARGIN = 0.9
-TRIED = (RangeMethod.MSE, RangeMethod.AVERAGED, RangeMethod.PERCENTILE)
+MARGIN = 0.9  # of the loss with mse, which others must stay below
+ALLOWED_DB = 0.5  # that an output may have less of than with minmax
+
+Estimators = tuple[RangeMethod, RangeMethod]  # of activations and of weights
+MSE = (RangeMethod.MSE, RangeMethod.MSE)
+MINMAX = (RangeMethod.MINMAX, RangeMethod.MINMAX)
+TRIED: tuple[Estimators, ...] = (
+    MSE, (RangeMethod.AVERAGED, RangeMethod.MSE), (RangeMethod.PERCENTILE, RangeMethod.MSE), MINMAX,
+)  # fmt: skip
 
 
 def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -> Candidates:
     """Every layer at each of its precisions, with the ranges asked for or those that suit the model."""
 
-    def at(method: RangeMethod, weights: RangeMethod) -> Candidates:
-        ranges = Ranges(dict.fromkeys(widths, method), weights, job.recipe.block_size)
+    def at(estimators: Estimators) -> Candidates:
+        ranges = Ranges(dict.fromkeys(widths, estimators[0]), estimators[1], job.recipe.block_size)
         return round_to_nearest(job.model, job.layers, job.places, statistics, precisions, job.target, ranges)
-
-    def loss_of(method: RangeMethod) -> float:
-        return teacher.loss_of(job.simulate(at(method, RangeMethod.MSE).stitch(lowest)))
 
     widths = {MAX_BITS} | {choice.activation for choices in precisions.values() for choice in choices}
     if job.recipe.ranges is not RangeMethod.AUTO:
-        return at(job.recipe.ranges, job.recipe.ranges)
-    if job.recipe.weight_only:
-        return at(RangeMethod.MSE, RangeMethod.MSE)
+        return at((job.recipe.ranges, job.recipe.ranges))
     lowest = {name: choices[0] if len(choices) == 1 else min(job.recipe.bits) for name, choices in precisions.items()}
-    teacher = Teacher(job.model, first(job.data, SAMPLES), temperature=TEMPERATURE)
-    losses = {}
-    for done, method in enumerate(TRIED, 1):
-        losses[method] = loss_of(method)
-        job.progress("ranges", done, len(TRIED))
-    best = min(losses, key=losses.__getitem__)
+    kind = LossKind.MSE if job.recipe.loss is LossKind.MSE else LossKind.DISTILLATION
+    teacher = Teacher(job.model, first(job.data, SAMPLES), kind, TEMPERATURE)
+    tried = (MSE, MINMAX) if job.recipe.weight_only else TRIED
+    distances = {}
+    for done, estimators in enumerate(tried, 1):
+        distances[estimators] = teacher.distance_of(job.simulate(at(estimators).stitch(lowest)))
+        job.progress("ranges", done, len(tried))
+    return at(select(distances))
+
+
+def select(distances: Mapping[Estimators, Distance]) -> Estimators:
+    """The least loss among those that leave no output clearly noisier than minmax, which clips nothing, does."""
+    floor = distances[MINMAX].sqnr_db
+    sound = {
+        estimators: found.loss
+        for estimators, found in distances.items()
+        if all(found.sqnr_db[name] >= least - ALLOWED_DB for name, least in floor.items())
+    }
+    best = min(sound, key=sound.__getitem__)
     # Ranges that clip more are fragile once tuning moves the activations: they must be clearly better.
-    clearly = losses[best] < MARGIN * losses[RangeMethod.MSE]
-    return at(best if clearly else RangeMethod.MSE, RangeMethod.MSE)
+    return MSE if MSE in sound and sound[best] >= MARGIN * sound[MSE] else best

@@ -11,10 +11,10 @@ from onnxcalib.algorithms.calibration import Statistics, calibrate
 from onnxcalib.algorithms.equalization import Equalization, measure_channels
 from onnxcalib.algorithms.reconstruction.adaquant import SCHEDULES, Optimised
 from onnxcalib.algorithms.reconstruction.end_to_end import (
-    BIASES,
     NetworkTuned,
     NetworkTuner,
     Schedule,
+    bias_schedule,
     schedules_for,
 )
 from onnxcalib.algorithms.reconstruction.layerwise import Layerwise, Trained
@@ -66,14 +66,14 @@ def statistics(job: Job) -> Statistics:
     return calibrate(job.model, job.places, job.data, job.progress)
 
 
-@stage("ranges", ("ranges", "block_size", *PRECISIONS))
+@stage("ranges", ("ranges", "block_size", "loss", *PRECISIONS))
 def uniform_plan(job: Job, found: Statistics) -> QuantPlan:
     """Every layer rounded at the one precision that is asked for, or at the edge bits."""
     precisions = uniform_precisions(job.layers, job.places, job.recipe)
     return rounded(job, found, {name: (precision,) for name, precision in precisions.items()}).stitch(precisions)
 
 
-@stage("ranges", ("ranges", "block_size", *PRECISIONS))
+@stage("ranges", ("ranges", "block_size", "loss", *PRECISIONS))
 def rounded_candidates(job: Job, found: Statistics) -> Candidates:
     """Every layer rounded at every precision on offer."""
     return rounded(job, found, candidate_precisions(job.layers, job.recipe))
@@ -157,10 +157,10 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
     return replace(last, before=found.before)
 
 
-@stage("biases", ("engine", "seed", "strict"), title="bias tuning")
+@stage("biases", ("engine", "steps", "seed", "strict"), title="bias tuning")
 def bias_tuning(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
     """Bias tuning on most of the samples, judged on the others."""
-    return _through_network(job, plan, BIASES, checkpoint)
+    return _through_network(job, plan, bias_schedule(job.recipe.steps), checkpoint)
 
 
 STAGES: tuple[Stage[Any, Any], ...] = (

@@ -22,7 +22,6 @@ from models import build, conv_net, feed_for, normal
 from onnxcalib import OutputError, Pipeline, Recipe, quantize
 from onnxcalib.cache.lock import locked
 from onnxcalib.cache.store import Store
-from onnxcalib.pipeline import stages
 from onnxcalib.progress import Event
 from onnxcalib.recipe import RangeMethod, parse_bits
 
@@ -47,11 +46,6 @@ class Heard:
     @property
     def computed(self) -> list[str]:
         return [end["stage"] for end in self.of("stage_end") if not end["reused"]]
-
-
-@pytest.fixture(autouse=True)
-def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "BIASES", dataclasses.replace(stages.BIASES, steps=20))
 
 
 def quantized(model: onnx.ModelProto, data: Any, recipe: Recipe = MIXED, **options: Any) -> bytes:
@@ -108,6 +102,15 @@ def test_options_of_training_leave_the_statistics_alone(tmp_path: Path) -> None:
     heard = Heard()
     quantized(model, data, MIXED, run_dir=tmp_path, progress=heard)
     assert heard.computed[0] == "parallel"
+
+
+def test_another_seed_never_returns_what_the_first_one_trained(tmp_path: Path) -> None:
+    model = conv_net()
+    data, heard = feed_for(model, 24), Heard()
+    quantized(model, data, run_dir=tmp_path)
+    other = dataclasses.replace(MIXED, seed=MIXED.seed + 1)
+    assert quantized(model, data, other, run_dir=tmp_path, progress=heard) == quantized(model, data, other)
+    assert {"parallel", "sequential", "joint", "biases"} <= set(heard.computed)
 
 
 def test_other_data_or_another_model_is_noticed_and_nothing_of_it_is_reused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "fixed": {"bits": parse_bits("w4a4"), "edge_bits": 8, "ranges": RangeMethod.MINMAX},
     "mixed": {"bits": parse_bits("w4a4,w8a8"), "max_loss": 0.05, "minimise": "size", "ranges": RangeMethod.MINMAX},
 }
-
-
-@pytest.fixture(autouse=True)
-def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "BIASES", replace(stages.BIASES, steps=20))
 
 
 def advanced(**options: Any) -> Recipe:

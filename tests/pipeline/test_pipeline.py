@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -15,12 +14,6 @@ import pytest
 
 from models import Arrays, build, conv_net, feed_for, normal, run, transformer_block
 from onnxcalib import DataError, ModelError, Precision, RangeMethod, Recipe, Result, evaluate, quantize
-from onnxcalib.model.layers import find_layers
-from onnxcalib.model.qdq import write_qdq
-from onnxcalib.model.read import read_prepared
-from onnxcalib.pipeline.ranges import TRIED
-from onnxcalib.plan import QuantPlan
-from onnxcalib.targets import find_target
 
 MINMAX = Recipe(ranges=RangeMethod.MINMAX)
 
@@ -178,33 +171,6 @@ def test_models_with_other_inputs_are_not_compared(tmp_path: Path) -> None:
     onnx.save(other, tmp_path / "two.onnx")
     with pytest.raises(DataError, match="has inputs image, but"):
         evaluate([tmp_path / "one.onnx", tmp_path / "two.onnx"], feed_for(conv_net()))
-
-
-def test_auto_takes_the_activation_ranges_with_the_least_loss() -> None:
-    model, data, target = conv_net(), feed_for(conv_net(), 48), find_target("ort")
-    data["x"][0, 0, 0, 0] = 60.0  # an outlier, so that the estimators differ
-    plans = {method: quantize(model, data, Recipe(ranges=method)).plan for method in TRIED}
-    prepared, truth = read_prepared(model, target), run(model, data)["y"]
-
-    def loss(plan: QuantPlan) -> float:
-        # The weights are the same for all, at eight bits and with the least squared error.
-        same = dataclasses.replace(plan, layers=plans[RangeMethod.MSE].layers)
-        return divergence(truth, run(write_qdq(prepared, find_layers(prepared).layers, same, target), data)["y"])
-
-    losses = {method: loss(plan) for method, plan in plans.items()}
-    assert len(set(losses.values())) == len(losses)
-    best = plans[min(losses, key=losses.__getitem__)]
-    found = quantize(model, data, Recipe()).plan
-    for tensor in (*best.carried, *best.inputs):
-        assert found.layer_input(tensor).scale == best.layer_input(tensor).scale
-
-
-def test_auto_stays_with_mse_where_nothing_is_clearly_better() -> None:
-    model, data = conv_net(), feed_for(conv_net(), 48)
-    losses = iter((1.0, 0.95, 0.91))  # of mse, averaged and percentile
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onnxcalib.algorithms.teacher.Teacher.loss_of", lambda *_: next(losses))
-        assert quantize(model, data, Recipe(bits=(Precision(4, 8),))).plan.ranges == "mse"
 
 
 def test_a_model_without_layers_says_what_it_has() -> None:

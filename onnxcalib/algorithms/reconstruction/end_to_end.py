@@ -48,7 +48,7 @@ BATCH = 8
 # A batch goes through the network in pieces whose layers' outputs take this at most; a worker takes some 20 times it.
 PIECE_BYTES = 40 * 10**6
 CHECKS = 10
-JOINT_STEPS = 8  # for each step of a layer that is asked for
+JOINT_STEPS, BIAS_TUNING_STEPS = 8, 2  # for each step of a layer that is asked for
 PULL = 0.6  # for plans that were trained by layers, which leaves many weights at the edge of two codes
 # Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
 HINT_SHARE = 3.0
@@ -83,6 +83,11 @@ def schedules_for(steps: int | None, *, general: bool) -> tuple[Schedule, Schedu
     early, late = (max(round(share * it.steps), 1) for it in (JOINT, SETTLED))
     first_part = replace(JOINT, steps=early, after=late, pull=PULL if general else JOINT.pull)
     return first_part, replace(SETTLED, steps=late, before=early)
+
+
+def bias_schedule(steps: int | None) -> Schedule:
+    """Bias tuning for as long as fits to how long layers are trained."""
+    return BIASES if steps is None else replace(BIASES, steps=BIAS_TUNING_STEPS * steps)
 
 
 @dataclass(frozen=True)
