@@ -9,7 +9,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import checker, external_data_helper, numpy_helper
 
-from onnxcalib.errors import ModelError, OutputError
+from onnxcalib.errors import ModelError, OutputError, first_line
 from onnxcalib.files import replacing
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 23
@@ -90,8 +90,7 @@ def _check(model: onnx.ModelProto, name: str) -> None:
         try:
             checker.check_model(model)
         except checker.ValidationError as error:
-            first = str(error).strip().splitlines()[0].rstrip(".")
-            raise ModelError(f"{name} is not a valid ONNX model: {first}.", "Export it again.") from error
+            raise ModelError(f"{name} is not a valid ONNX model: {first_line(error)}.", "Export it again.") from error
 
 
 def file_bytes(path: str | Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import defs, version_converter
 
-from onnxcalib.errors import ModelError
+from onnxcalib.errors import ModelError, first_line
 from onnxcalib.model.io import PROTOBUF_LIMIT, all_nodes, opset_of
 
 # The oldest IR version that a runtime expects with each opset.
@@ -31,9 +31,8 @@ def _raise(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProto:
     try:
         raised = version_converter.convert_version(model, opset)
     except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
-        first = str(error).strip().splitlines()[0].rstrip(".")
         raise ModelError(
-            f"{name} cannot be raised from opset {opset_of(model)} to {opset}: {first}.",
+            f"{name} cannot be raised from opset {opset_of(model)} to {opset}: {first_line(error)}.",
             f"Export it with opset {opset} or newer.",
         ) from error
     for tensor in raised.graph.initializer:
