@@ -13,7 +13,6 @@ from onnxcalib.model.graph import drop_unused_initializers
 from onnxcalib.model.io import all_nodes
 from onnxcalib.model.layers import LAYER_OPS
 
-_STANDARD = ("", "ai.onnx")
 _TAKEN_WHEN = {"then_branch": True, "else_branch": False}
 _LARGE = 1024  # elements; inference reads no value of a larger initialiser
 
@@ -34,11 +33,11 @@ def find_branches(model: onnx.ModelProto) -> tuple[Branch, ...]:
     stored = {tensor.name for tensor in model.graph.initializer}
     branches = []
     for node in model.graph.node:
-        if node.op_type != "If" or node.domain not in _STANDARD:
+        if node.op_type != "If" or node.domain:
             continue
         bodies = {attribute.name: attribute.g for attribute in node.attribute}
         for attribute, taken_when in _TAKEN_WHEN.items():
-            if any(inner.op_type in LAYER_OPS and inner.domain in _STANDARD for inner in bodies[attribute].node):
+            if any(inner.op_type in LAYER_OPS and not inner.domain for inner in bodies[attribute].node):
                 captured = tuple(name for name in _captured(bodies[attribute]) if name not in stored)
                 branches.append(Branch(node.name, attribute, node.input[0], taken_when, captured))
     types = _types(model) if branches else {}

@@ -68,7 +68,7 @@ def _copy_identity(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
 def _fits(model: onnx.ModelProto, opset: int) -> bool:
     """Whether every node already is a valid node of the older opset: then only the number changes."""
     for node in all_nodes(model.graph):
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             continue
         try:
             schema = defs.get_schema(node.op_type, opset, "")
@@ -83,5 +83,5 @@ def _fits(model: onnx.ModelProto, opset: int) -> bool:
 
 def _set_opset(model: onnx.ModelProto, opset: int) -> None:
     for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if not entry.domain:
             entry.version = opset

@@ -12,6 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxcalib.model.graph import attributes
+from onnxcalib.model.io import opset_of
 
 Dim = int | str | None
 Shape = tuple[Dim, ...] | None
@@ -52,8 +53,7 @@ class Facts:
             types[value.name] = kind.elem_type
             if kind.HasField("shape"):
                 shapes[value.name] = tuple(_dim(dim) for dim in kind.shape.dim)
-        opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-        return cls(shapes, types, constants, opset)
+        return cls(shapes, types, constants, opset_of(model))
 
     def shape(self, name: str) -> Shape:
         """The shape of a tensor, None where even its rank is unknown."""
@@ -80,7 +80,7 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     bare = onnx.ModelProto(ir_version=model.ir_version)
-    bare.opset_import.extend(entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    bare.opset_import.extend(entry for entry in model.opset_import if not entry.domain)
     bare.graph.name = model.graph.name
     bare.graph.input.extend(model.graph.input)
     bare.graph.value_info.extend(model.graph.value_info)

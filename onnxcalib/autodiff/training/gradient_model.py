@@ -80,7 +80,7 @@ def _versioned(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.ir_version = min(copy.ir_version, NEWEST_IR)
-    kept = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    kept = [entry for entry in model.opset_import if not entry.domain]
     del copy.opset_import[:]
     copy.opset_import.extend([*kept, onnx.helper.make_opsetid(MICROSOFT, 1)])
     del copy.graph.value_info[:]  # shapes of what is rewritten would be stale
