@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxcalib.model.graph import drop_unused_initializers
+from onnxcalib.model.graph import drop_unused_initializers, fresh_name
 from onnxcalib.model.io import all_nodes
 from onnxcalib.model.layers import LAYER_OPS
 
@@ -184,7 +184,7 @@ def _rename_apart(graph: onnx.GraphProto, taken: Mapping[str, None], renamed: Ma
     names = dict(renamed)
     for name in made:
         if name in taken:
-            names[name] = _fresh(name, used)
+            names[name] = fresh_name(name, used)
             used[names[name]] = None
     for tensor in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
         tensor.name = names.get(tensor.name, tensor.name)
@@ -195,13 +195,6 @@ def _rename_apart(graph: onnx.GraphProto, taken: Mapping[str, None], renamed: Ma
         node.output[:] = [names.get(name, name) for name in node.output]
         for body in _bodies(node):
             _rename_apart(body, used, names)
-
-
-def _fresh(name: str, used: Mapping[str, None]) -> str:
-    count = 2
-    while f"{name}_{count}" in used:
-        count += 1
-    return f"{name}_{count}"
 
 
 def _raise_opsets(model: onnx.ModelProto, body: onnx.ModelProto) -> None:
