@@ -50,6 +50,11 @@ class OutputError(OnnxcalibError):
     exit_code = 6
 
 
+def first_line(error: Exception) -> str:
+    """What a library's error says first, without a full stop; what it is called where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def listed(names: Sequence[str], most: int = 5) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

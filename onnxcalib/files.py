@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ def check_writable(path: Path) -> None:
     if not parent.is_dir():
         raise OutputError(f"output folder {parent} does not exist.", "Create it first.")
     try:
-        with tempfile.NamedTemporaryFile(dir=parent, prefix=f".{path.name}."):
+        with tempfile.NamedTemporaryFile(dir=parent, prefix=f".{path.name}.", suffix=".part"):
             pass
     except OSError as error:
         raise OutputError(f"output {path} cannot be written: {error.strerror}.", "Choose another folder.") from error
@@ -29,12 +30,10 @@ def check_writable(path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside the path, renamed to it at the end or removed when anything goes wrong."""
     check_writable(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    temporary.touch(exist_ok=False)  # unlike mkstemp, with the permissions that the user gives to new files
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
         _on_disk(temporary)
         temporary.replace(path)
         _on_disk(path.parent)
@@ -53,9 +52,3 @@ def _on_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -16,7 +16,7 @@ from onnxcalib.autodiff.training import gradient_model as training
 from onnxcalib.errors import ModelError, RuntimeMissingError
 from onnxcalib.recipe import Engine
 from onnxcalib.runtime.bound import BoundSession
-from onnxcalib.runtime.installed import find_runtime
+from onnxcalib.runtime.installed import find_runtime, how_to_train
 
 Array = npt.NDArray[np.float32]
 
@@ -30,10 +30,9 @@ def choose_engine(asked: Engine) -> Engine:
         return Engine.TRAINING
     if asked is Engine.AUTO:
         return Engine.STANDARD
-    first = f"pip uninstall -y {' '.join(runtime.packages)} && " if runtime.packages else ""
     raise RuntimeMissingError(
         f"onnxruntime {runtime.version} has no training; the training engine needs onnxruntime-training-cpu.",
-        f"Type: {first}pip install 'onnxcalib[training]'; --engine standard works without.",
+        f"{how_to_train(runtime)}; --engine standard works without.",
     )
 
 

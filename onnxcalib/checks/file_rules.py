@@ -38,7 +38,7 @@ def _ir_too_new(scene: Scene) -> Hits:
 @rule("foreign-op")
 def _foreign_op(scene: Scene) -> Hits:
     for node in scene.view.graph.node:
-        if node.domain not in ("", "ai.onnx", *scene.target.domains):
+        if node.domain not in ("", *scene.target.domains):
             yield node, f"{node.op_type} is of domain {node.domain}"
 
 

@@ -7,14 +7,14 @@ import platform
 import click
 
 from onnxcalib import __version__
-from onnxcalib.runtime.installed import find_runtime, version_of
+from onnxcalib.runtime.installed import find_runtime, how_to_train, version_of
 
 PACKAGES = ("onnx", "numpy", "onnx-graphsurgeon", "highspy", "click", "rich", "pillow")
 
 
 @click.command()
 def doctor() -> None:
-    """Print versions, the runtime, and whether gradients are available.
+    """Print versions, the runtime, and which engine gives the gradients.
 
     \b
     onnxcalib doctor
@@ -25,5 +25,9 @@ def doctor() -> None:
         click.echo(f"{name} {version_of(name)}")
     runtime = find_runtime()
     click.echo(f"runtime {', '.join(runtime.packages) or 'onnxruntime'} {runtime.version}")
-    through = "through ONNX Runtime training" if runtime.gradients else "not through this runtime"
-    click.echo(f"gradients {'available' if runtime.gradients else 'not available'}, {through}")
+    if runtime.gradients:
+        click.echo("gradients by engine training: ONNX Runtime training")
+        click.echo("--engine standard works here too: graphs of standard ops")
+    else:
+        click.echo("gradients by engine standard: graphs of standard ops, on any runtime")
+        click.echo(f"--engine training needs ONNX Runtime training, which is not installed. {how_to_train(runtime)}")

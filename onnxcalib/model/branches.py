@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxcalib.model.graph import drop_unused_initializers
+from onnxcalib.model.graph import drop_unused_initializers, fresh_name
 from onnxcalib.model.io import all_nodes
 from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.shapes import inferred
 
-_STANDARD = ("", "ai.onnx")
 _TAKEN_WHEN = {"then_branch": True, "else_branch": False}
 
 
@@ -33,11 +32,11 @@ def find_branches(model: onnx.ModelProto) -> tuple[Branch, ...]:
     stored = {tensor.name for tensor in model.graph.initializer}
     branches = []
     for node in model.graph.node:
-        if node.op_type != "If" or node.domain not in _STANDARD:
+        if node.op_type != "If" or node.domain:
             continue
         bodies = {attribute.name: attribute.g for attribute in node.attribute}
         for attribute, taken_when in _TAKEN_WHEN.items():
-            if any(inner.op_type in LAYER_OPS and inner.domain in _STANDARD for inner in bodies[attribute].node):
+            if any(inner.op_type in LAYER_OPS and not inner.domain for inner in bodies[attribute].node):
                 captured = tuple(name for name in _captured(bodies[attribute]) if name not in stored)
                 branches.append(Branch(node.name, attribute, node.input[0], taken_when, captured))
     types = _types(model) if branches else {}
@@ -167,7 +166,7 @@ def _rename_apart(graph: onnx.GraphProto, taken: Mapping[str, None], renamed: Ma
     names = dict(renamed)
     for name in made:
         if name in taken:
-            names[name] = _fresh(name, used)
+            names[name] = fresh_name(name, used)
             used[names[name]] = None
     for tensor in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
         tensor.name = names.get(tensor.name, tensor.name)
@@ -178,13 +177,6 @@ def _rename_apart(graph: onnx.GraphProto, taken: Mapping[str, None], renamed: Ma
         node.output[:] = [names.get(name, name) for name in node.output]
         for body in _bodies(node):
             _rename_apart(body, used, names)
-
-
-def _fresh(name: str, used: Mapping[str, None]) -> str:
-    count = 2
-    while f"{name}_{count}" in used:
-        count += 1
-    return f"{name}_{count}"
 
 
 def _raise_opsets(model: onnx.ModelProto, body: onnx.ModelProto) -> None:

@@ -11,6 +11,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
+from onnxcalib.model.io import opset_of
 
 # Cheap shape and layout ops that exporters leave between an initialiser and the layer that reads it.
 LAYOUT_OPS = ("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten")
@@ -77,7 +78,7 @@ def fold_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int | None, .
 
 def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProto, Arrays], bool]) -> None:
     """Computes nodes that may be and whose inputs are known; some values are known from the start."""
-    graph = model.graph
+    graph, opset = model.graph, onnx.helper.make_opsetid("", opset_of(model))
     stored = {tensor.name: tensor for tensor in graph.initializer}
     outputs = {value.name for value in graph.output}
     keep = []
@@ -88,8 +89,7 @@ def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProt
             keep.append(node)
         elif not node.domain and known and folds(node, values):
             feeds = {name: values[name] if name in values else numpy_helper.to_array(stored[name]) for name in inputs}
-            results: Any = ReferenceEvaluator(node, opsets={"": model.opset_import[0].version}).run(None, feeds)
-            values |= {name: np.asarray(result) for name, result in zip(node.output, results, strict=True) if name}
+            values |= _computed(node, feeds, opset)
         elif node.output[0] not in values:
             keep.append(node)
     del graph.node[:]
@@ -99,3 +99,11 @@ def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProt
         if name in used:
             graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
     drop_unused_initializers(graph)
+
+
+def _computed(node: onnx.NodeProto, feeds: Arrays, opset: onnx.OperatorSetIdProto) -> Arrays:
+    """The outputs of one node; as a function, for onnx computes a lone node by the newest opset."""
+    names = [name for name in node.output if name]
+    function = onnx.helper.make_function("folded", "node", list(feeds), names, [node], [opset])
+    results: Any = ReferenceEvaluator(function).run(None, feeds, attributes={})
+    return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}

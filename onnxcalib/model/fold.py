@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import numpy_helper
 
-from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
+from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers, replace_input
 
 FloatArray = npt.NDArray[np.float32]
 Folded = tuple[FloatArray, FloatArray, float]  # gamma, beta, eps
 
 FOLDABLE_INTO = ("Conv", "ConvTranspose", "Gemm")
+
+
+def channel_values(value: npt.NDArray[Any], shape: Sequence[int]) -> npt.NDArray[Any] | None:
+    """One value a channel of what broadcasts to a shape with no other axis than that of channels; None otherwise."""
+    try:
+        return np.broadcast_to(value, shape).reshape(-1)
+    except ValueError:
+        return None
 
 
 def fold_bias_adds(graph: onnx.GraphProto) -> None:
@@ -27,10 +37,10 @@ def fold_bias_adds(graph: onnx.GraphProto) -> None:
         groups = attributes(conv).get("group", 1)
         channels = weight.dims[0] if conv.op_type == "Conv" else weight.dims[1] * groups
         added = next((index.constant(name) for name in add.input if name in index.initializers), None)
-        places = [1] * (len(weight.dims) - 2)
-        if added is None or list(added.shape) not in ([1, channels, *places], [channels, *places]):
+        bias = None if added is None else channel_values(added, [1, channels, *[1] * (len(weight.dims) - 2)])
+        if bias is None:
             continue
-        _replace_input(graph, conv, 2, added.reshape(-1), f"{conv.name}_bias")
+        replace_input(graph, conv, 2, bias, f"{conv.name}_bias")
         conv.output[0] = add.output[0]
         graph.node.remove(add)
         index = GraphIndex(graph)
@@ -81,9 +91,8 @@ def _fold(graph: onnx.GraphProto, index: GraphIndex, layer: onnx.NodeProto, norm
     assert bias is not None
     scaled = _scale_channels(layer, weight, factor)
     shifted = (bias - mean) * factor + beta
-    # New names: the old initialisers may be shared with another layer.
-    _replace_input(graph, layer, 1, scaled.astype(weight.dtype), f"{layer.name}_weight_folded")
-    _replace_input(graph, layer, 2, shifted.astype(weight.dtype), f"{layer.name}_bias_folded")
+    replace_input(graph, layer, 1, scaled.astype(weight.dtype), f"{layer.name}_weight_folded")
+    replace_input(graph, layer, 2, shifted.astype(weight.dtype), f"{layer.name}_bias_folded")
     return gamma.astype(np.float32), beta.astype(np.float32), eps
 
 
@@ -100,13 +109,3 @@ def _scale_channels(
     by_group = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     factors = factor.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
     return (by_group * factors).reshape(weight.shape)
-
-
-def _replace_input(
-    graph: onnx.GraphProto, layer: onnx.NodeProto, position: int, value: npt.NDArray[np.float32], name: str
-) -> None:
-    graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
-    if len(layer.input) > position:
-        layer.input[position] = name
-    else:
-        layer.input.append(name)

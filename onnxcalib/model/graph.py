@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,28 @@ class GraphIndex:
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """The node's attributes as Python values."""
     return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def fresh_name(stem: str, used: Container[str]) -> str:
+    """The stem, with a number where something is called that already."""
+    name, count = stem, 1
+    while name in used:
+        count += 1
+        name = f"{stem}_{count}"
+    return name
+
+
+def replace_input(
+    graph: onnx.GraphProto, node: onnx.NodeProto, position: int, value: np.ndarray[Any, Any], stem: str
+) -> None:
+    """Gives a node a new constant; the old one may be shared with another node."""
+    made = {name for each in all_nodes(graph) for name in each.output}
+    name = fresh_name(stem, made | {tensor.name for tensor in (*graph.initializer, *graph.input)})
+    graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+    if len(node.input) > position:
+        node.input[position] = name
+    else:
+        node.input.append(name)
 
 
 def drop_unused_initializers(graph: onnx.GraphProto) -> None:

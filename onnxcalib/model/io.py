@@ -9,7 +9,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import checker, external_data_helper, numpy_helper
 
-from onnxcalib.errors import ModelError, OutputError
+from onnxcalib.errors import ModelError, OutputError, first_line
 from onnxcalib.files import replacing
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 23
@@ -27,6 +27,7 @@ def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
+        _normalize_domains(model)
         name = "the given model"
     else:
         name = str(source)
@@ -55,15 +56,31 @@ def load(path: Path) -> onnx.ModelProto:
         raise ModelError(
             f"the external data of {path} cannot be read: {error}.", "Keep its data files beside the model."
         ) from error
+    _normalize_domains(model)
     return model
+
+
+def _normalize_domains(model: onnx.ModelProto) -> None:
+    """Standard operators have two names for their domain; the empty one is what the checker and converters know."""
+    for body in (model.graph, *model.functions):
+        for node in all_nodes(body):
+            if node.domain == "ai.onnx":
+                node.domain = ""
+    for opsets in (model.opset_import, *(function.opset_import for function in model.functions)):
+        standard = [entry for entry in opsets if entry.domain in ("", "ai.onnx")]
+        for entry in standard:
+            if entry.domain:
+                entry.domain = ""
+        for entry in standard[:-1]:  # onnxruntime goes by the last one
+            opsets.remove(entry)
 
 
 def opset_of(model: onnx.ModelProto) -> int:
     """The version of the standard operators; 0 when the model names none."""
-    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    return next((entry.version for entry in model.opset_import if not entry.domain), 0)
 
 
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     """Every node, those of subgraphs included."""
     for node in graph.node:
         yield node
@@ -79,8 +96,7 @@ def _check(model: onnx.ModelProto, name: str) -> None:
             f"{name} uses opset {opset}; onnxcalib reads {OLDEST_OPSET} to {NEWEST_OPSET}.",
             f"Export it with an opset between {OLDEST_OPSET} and {NEWEST_OPSET}.",
         )
-    bodies = [*all_nodes(model.graph), *(node for function in model.functions for node in function.node)]
-    for node in bodies:
+    for node in (node for body in (model.graph, *model.functions) for node in all_nodes(body)):
         if node.op_type in QUANTIZED_OPS:
             raise ModelError(
                 f"{name} is already quantized: node '{node.name or node.output[0]}' is a {node.op_type}.",
@@ -90,8 +106,7 @@ def _check(model: onnx.ModelProto, name: str) -> None:
         try:
             checker.check_model(model)
         except checker.ValidationError as error:
-            first = str(error).strip().splitlines()[0].rstrip(".")
-            raise ModelError(f"{name} is not a valid ONNX model: {first}.", "Export it again.") from error
+            raise ModelError(f"{name} is not a valid ONNX model: {first_line(error)}.", "Export it again.") from error
 
 
 def file_bytes(path: str | Path) -> int:

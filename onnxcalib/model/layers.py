@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.errors import ModelError, RecipeError, near
+from onnxcalib.model.fold import channel_values
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.io import all_nodes
 from onnxcalib.model.prepare import BatchNorm, Model
@@ -159,11 +160,12 @@ def why_float(index: GraphIndex, node: onnx.NodeProto) -> str | None:
 def _why_float_bias(index: GraphIndex, node: onnx.NodeProto) -> str | None:
     if len(node.input) < 3 or not node.input[2]:
         return None
-    bias = index.initializers.get(node.input[2])
+    bias = index.constant(node.input[2])
     if bias is None:
         return "its bias is computed"
-    if node.op_type == "Gemm" and (len(bias.dims) != 1 or bias.dims[0] == 1):
-        return f"its bias has shape {list(bias.dims)}, not one value a channel"
+    channels = index.initializers[node.input[1]].dims[0 if attributes(node).get("transB", 0) else 1]
+    if node.op_type == "Gemm" and channel_values(bias, (1, channels)) is None:
+        return f"its bias has shape {list(bias.shape)}, not one value a channel"
     return None
 
 

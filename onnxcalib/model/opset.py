@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import defs, version_converter
 
-from onnxcalib.errors import ModelError
+from onnxcalib.errors import ModelError, first_line
 from onnxcalib.model.io import PROTOBUF_LIMIT, all_nodes, opset_of
 
 # The oldest IR version that a runtime expects with each opset.
@@ -31,9 +31,8 @@ def _raise(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProto:
     try:
         raised = version_converter.convert_version(model, opset)
     except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
-        first = str(error).strip().splitlines()[0].rstrip(".")
         raise ModelError(
-            f"{name} cannot be raised from opset {opset_of(model)} to {opset}: {first}.",
+            f"{name} cannot be raised from opset {opset_of(model)} to {opset}: {first_line(error)}.",
             f"Export it with opset {opset} or newer.",
         ) from error
     for tensor in raised.graph.initializer:
@@ -69,7 +68,7 @@ def _copy_identity(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
 def _fits(model: onnx.ModelProto, opset: int) -> bool:
     """Whether every node already is a valid node of the older opset: then only the number changes."""
     for node in all_nodes(model.graph):
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain:
             continue
         try:
             schema = defs.get_schema(node.op_type, opset, "")
@@ -84,5 +83,5 @@ def _fits(model: onnx.ModelProto, opset: int) -> bool:
 
 def _set_opset(model: onnx.ModelProto, opset: int) -> None:
     for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if not entry.domain:
             entry.version = opset

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import inliner, numpy_helper
+from onnx import inliner
 
 from onnxcalib.model.constants import constants_to_initializers, fold_constants
-from onnxcalib.model.fold import fold_batch_norms, fold_bias_adds
-from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
+from onnxcalib.model.fold import channel_values, fold_batch_norms, fold_bias_adds
+from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers, fresh_name, replace_input
 from onnxcalib.model.opset import NEWEST_IR, within
 from onnxcalib.model.shapes import float_tensors, infer_shapes
 
@@ -52,6 +52,7 @@ def prepare(
     constants_to_initializers(model.graph)
     fold_constants(model)
     _plain_gemms(model.graph)
+    _channel_biases(model.graph)
     _explicit_pads(model)
     _matmuls_to_gemms(model)
     _means_to_pools(model)
@@ -73,13 +74,8 @@ def name_nodes(graph: onnx.GraphProto) -> None:
     """Gives every node a name of its own; names that are unique stay."""
     used: set[str] = set()
     for node in graph.node:
-        stem = node.name or f"{node.op_type}_{next(iter(node.output), '')}"
-        name, count = stem, 1
-        while name in used:
-            count += 1
-            name = f"{stem}_{count}"
-        node.name = name
-        used.add(name)
+        node.name = fresh_name(node.name or f"{node.op_type}_{next(iter(node.output), '')}", used)
+        used.add(node.name)
 
 
 def _plain_gemms(graph: onnx.GraphProto) -> None:
@@ -98,28 +94,52 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
                 old = index.constant(node.input[position])
                 assert old is not None
                 name = f"{node.name}_{key}_times_{node.input[position]}"
-                graph.initializer.append(numpy_helper.from_array((old * factor).astype(old.dtype), name))
-                node.input[position] = name
+                replace_input(graph, node, position, (old * factor).astype(old.dtype), name)
         plain = [attribute for attribute in node.attribute if attribute.name not in ("alpha", "beta")]
         del node.attribute[:]
         node.attribute.extend(plain)
     drop_unused_initializers(graph)
 
 
+def _channel_biases(graph: onnx.GraphProto) -> None:
+    """Gives a Gemm that adds the same constant to every row a bias of one value a channel."""
+    index = GraphIndex(graph)
+    for node in graph.node:
+        weight = index.initializers.get(node.input[1]) if node.op_type == "Gemm" and len(node.input) > 2 else None
+        bias = index.constant(node.input[2]) if weight is not None else None
+        if weight is None or bias is None:
+            continue
+        values = channel_values(bias, (1, weight.dims[0 if attributes(node).get("transB", 0) else 1]))
+        if values is not None and values.shape != bias.shape:
+            replace_input(graph, node, 2, values, f"{node.name}_bias")
+    drop_unused_initializers(graph)
+
+
 def _matmuls_to_gemms(model: onnx.ModelProto) -> None:
-    """Makes a MatMul of a matrix and its added vector one Gemm, as runtimes do: then the bias is quantized with it."""
-    shapes, index = infer_shapes(model), GraphIndex(model.graph)
-    for node in list(model.graph.node):
+    """Makes a MatMul of a matrix and its added vector one Gemm, as runtimes do: then the bias is quantized with it.
+
+    What is added to every row of a product of more axes becomes a vector too, whatever its shape was.
+    """
+    graph, shapes, index = model.graph, infer_shapes(model), GraphIndex(model.graph)
+    for node in list(graph.node):
         weight = index.initializers.get(node.input[1]) if node.op_type == "MatMul" else None
         add = index.only_reader(node.output[0]) if weight is not None and len(weight.dims) == 2 else None
-        if weight is None or add is None or add.op_type != "Add" or len(shapes.get(node.input[0], ())) != 2:
+        if weight is None or add is None or add.op_type != "Add" or weight.data_type != onnx.TensorProto.FLOAT:
             continue
-        bias = next((name for name in add.input if name in index.initializers), None)
-        if bias is not None and list(index.initializers[bias].dims) == [weight.dims[1]]:
+        bias = next((name for name in add.input if name in index.initializers), "")
+        added, rank = index.constant(bias), len(shapes.get(node.input[0], ()))  # 0: unknown
+        values = None if added is None else channel_values(added, [*[1] * (rank - 1), weight.dims[1]])
+        if added is None or values is None:
+            continue
+        place = list(add.input).index(bias)
+        if values.shape != added.shape:
+            replace_input(graph, add, place, values, f"{node.name}_bias")
+        if rank == 2:
             node.op_type = "Gemm"
-            node.input.append(bias)
+            node.input.append(add.input[place])
             node.output[0] = add.output[0]
-            model.graph.node.remove(add)
+            graph.node.remove(add)
+    drop_unused_initializers(graph)
 
 
 def _means_to_pools(model: onnx.ModelProto) -> None:

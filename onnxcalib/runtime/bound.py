@@ -9,23 +9,19 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.errors import ModelError
 from onnxcalib.model.io import serialized
-from onnxcalib.runtime.installed import check_runtime
-from onnxcalib.runtime.session import first_line
+from onnxcalib.runtime.opening import failed, new_options, open_session
 
 Array = npt.NDArray[Any]
+
+FED = "Check the shapes of what the loss is fed."
 
 
 class BoundSession:
     """A loss graph, with its inputs and outputs over arrays of the caller's."""
 
     def __init__(self, model: onnx.ModelProto, threads: int) -> None:
-        check_runtime()
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
+        options = new_options()
         # A pool of memory makes steps a quarter faster; it goes with the session, which lives for one layer.
         options.enable_cpu_mem_arena = True
         options.intra_op_num_threads = threads
@@ -34,11 +30,10 @@ class BoundSession:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # Quantizers must stay as written: the runtime would copy them for each reader, or compute in integers.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-        self._value_of = ort.OrtValue.ortvalue_from_numpy
-        try:
-            self._session = ort.InferenceSession(serialized(model), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the runtime's exceptions share no base class but this one
-            raise ModelError(f"onnxruntime {ort.__version__} cannot load a loss: {first_line(error)}.") from error
+        self._session = open_session(serialized(model), options, "a loss", hint="")
+        from onnxruntime import OrtValue
+
+        self._value_of = OrtValue.ortvalue_from_numpy
         self._binding = self._session.io_binding()
         self._values: dict[str, Any] = {}  # the runtime keeps no reference to the memory
 
@@ -59,17 +54,11 @@ class BoundSession:
                 self.bind_input(name, np.asarray(value, order="C"))
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
-            raise _failed("differentiating the loss", error) from error
+            raise failed("differentiating the loss", error, FED) from error
 
     def run(self, output: str, feed: Mapping[str, Array]) -> float:
         """One number, with every input fed."""
         try:
             return float(self._session.run([output], {name: np.asarray(value) for name, value in feed.items()})[0])
         except Exception as error:
-            raise _failed("computing the loss", error) from error
-
-
-def _failed(doing: str, error: Exception) -> ModelError:
-    return ModelError(
-        f"onnxruntime failed while {doing}: {first_line(error)}.", "Check the shapes of what the loss is fed."
-    )
+            raise failed("computing the loss", error, FED) from error

@@ -22,7 +22,7 @@ class Runtime:
 
     packages: tuple[str, ...]
     version: str
-    gradients: bool
+    gradients: bool  # those of ONNX Runtime training; the standard engine needs none of them
 
 
 def installed_packages() -> tuple[str, ...]:
@@ -50,13 +50,24 @@ def find_runtime() -> Runtime:
                 f"{packages[0]} is installed but broken: {error}.",
                 f"Type: pip install --force-reinstall --no-deps {packages[0]}",
             ) from error
-        training = sys.version_info < (3, 13) and platform.machine() in ("x86_64", "AMD64")
-        also = " or, with gradients, pip install 'onnxcalib[training]'" if training else ""
+        also = " or, with ONNX Runtime training, pip install 'onnxcalib[training]'" if _has_training_wheel() else ""
         raise RuntimeMissingError(
             "no ONNX runtime is installed.", f"Type: pip install 'onnxcalib[runtime]'{also}"
         ) from error
     # Package metadata cannot tell whether gradients are there; the native module can.
     return Runtime(packages, version, hasattr(native, "GradientGraphBuilder"))
+
+
+def _has_training_wheel() -> bool:
+    return sys.version_info < (3, 13) and platform.machine() in ("x86_64", "AMD64")
+
+
+def how_to_train(runtime: Runtime) -> str:
+    """What to type for ONNX Runtime training in place of this runtime, where there is a wheel of it."""
+    if not _has_training_wheel():
+        return "There is no wheel of ONNX Runtime training for this Python on this machine"
+    first = f"pip uninstall -y {' '.join(runtime.packages)} && " if runtime.packages else ""
+    return f"Type: {first}pip install 'onnxcalib[training]'"
 
 
 @cache

@@ -12,9 +12,8 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset
-from onnxcalib.errors import ModelError
 from onnxcalib.model.io import PROTOBUF_LIMIT, serialized, write_model
-from onnxcalib.runtime.installed import check_runtime
+from onnxcalib.runtime.opening import failed, new_options, open_session
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -27,27 +26,17 @@ class Session:
     """A model ready to run on the CPU."""
 
     def __init__(self, model: onnx.ModelProto, source: str = "the model") -> None:
-        check_runtime()
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
+        options = new_options()
         # Freed after each run: a pool would keep the largest batch's memory for good.
         options.enable_cpu_mem_arena = False
         self.source = source
-        try:
-            if model.ByteSize() < PROTOBUF_LIMIT:
-                self._session = ort.InferenceSession(serialized(model), options, providers=["CPUExecutionProvider"])
-            else:
-                with tempfile.TemporaryDirectory() as folder:
-                    path = Path(folder) / "model.onnx"
-                    write_model(model, path)
-                    self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the runtime's exceptions share no base class but this one
-            raise ModelError(
-                f"onnxruntime {ort.__version__} cannot load {source}: {first_line(error)}.",
-                "If the model is newer than the runtime, install a newer one.",
-            ) from error
+        if model.ByteSize() < PROTOBUF_LIMIT:
+            self._session = open_session(serialized(model), options, source)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "model.onnx"
+                write_model(model, path)
+                self._session = open_session(path, options, source)
         self.outputs = [value.name for value in self._session.get_outputs()]
 
     def run(self, feed: Tensors) -> Tensors:
@@ -55,15 +44,8 @@ class Session:
         try:
             return dict(zip(self.outputs, self._session.run(None, feed), strict=True))
         except Exception as error:
-            raise ModelError(
-                f"onnxruntime failed while running {self.source}: {first_line(error)}.",
-                "Check that the data has the shapes the model was exported for.",
-            ) from error
-
-
-def first_line(error: Exception) -> str:
-    """What a runtime's error says first."""
-    return str(error).strip().splitlines()[0].rstrip(".")
+            hint = "Check that the data has the shapes the model was exported for."
+            raise failed(f"running {self.source}", error, hint) from error
 
 
 def stream(session: Session, data: Dataset, batch: int | None = None) -> Iterator[tuple[int, Tensors]]:

@@ -17,6 +17,8 @@ import pytest
 from command_line import COMMAND, ENVIRONMENT, call
 
 from models import conv_net, feed_for, initializer, run, transformer_block
+from onnxcalib.autodiff.gradients import choose_engine
+from onnxcalib.recipe import Engine
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +103,14 @@ def test_doctor_prints_the_runtime() -> None:
     assert done.returncode == 0
     assert ort.__version__ in done.stdout
     assert f"onnx {importlib.metadata.version('onnx')}" in done.stdout
-    training = hasattr(ort.capi._pybind_state, "GradientGraphBuilder")
-    assert ("gradients available" in done.stdout) == training
+
+
+def test_doctor_names_the_engine_that_gives_gradients_and_how_to_get_the_other() -> None:
+    said = call("doctor").stdout
+    assert "not available" not in said
+    assert f"gradients by engine {choose_engine(Engine.AUTO)}" in said
+    other = "--engine standard" if choose_engine(Engine.AUTO) is Engine.TRAINING else "'onnxcalib[training]'"
+    assert other in said
 
 
 def data(name: str, **arrays: np.ndarray) -> Callable[[Path], list[str | Path]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -160,11 +161,22 @@ def test_a_written_model_reads_back_equal(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_permissions_follow_the_umask(tmp_path: Path) -> None:
-    path, plain = tmp_path / "model.onnx", tmp_path / "plain"
-    write_model(conv_net(), path)
-    plain.write_bytes(b"")
-    assert path.stat().st_mode == plain.stat().st_mode
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0o002, 0o664)])
+def test_permissions_follow_the_umask(mask: int, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a call of umask, which would hold for what other threads write meanwhile."""
+    path, set_mask = tmp_path / "model.onnx", os.umask
+    before = set_mask(mask)
+    try:
+        monkeypatch.delattr(os, "umask")
+        write_model(conv_net(), path)
+    finally:
+        set_mask(before)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_a_name_that_leaves_no_room_for_a_temporary_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError):
+        write_model(conv_net(), tmp_path / ("x" * 243))
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), RuntimeError("bug")])

@@ -119,8 +119,8 @@ def test_reasons_to_stay_float(source: str, layer: str, before: str, shape: tupl
     assert reason(only(f"net ({source}) => (float[{output}] y) {{ {before} {layer} }}", w=normal(*shape))) == why
 
 
-@pytest.mark.parametrize("shape", [(1,), (1, 4), (), (3, 4)])
-def test_a_gemm_with_a_strange_bias_stays_float(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(3, 4), (3, 1)])
+def test_a_gemm_whose_bias_differs_from_row_to_row_stays_float(shape: tuple[int, ...]) -> None:
     listed = only("net (float[3,4] x) => (float[3,4] y) { y = Gemm (x, w, b) }", w=normal(4, 4), b=normal(*shape))
     assert reason(listed) == f"its bias has shape {list(shape)}, not one value a channel"
 

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from prepared import prepared
 
-from models import Arrays, build, conv_net, initializer, norm_of, normal, op_types
+from models import Arrays, build, conv_net, feed_for, initializer, norm_of, normal, op_types, run
+from onnxcalib import quantize
 from onnxcalib.model.layers import find_layers
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.quantized import read_quantized
 
 NORMED: dict[str, tuple[str, Arrays]] = {
     "conv": ("Conv (x, w)", {"w": normal(4, 4, 3, 3)}),
@@ -50,13 +53,59 @@ def test_batch_norm_joins_a_gemm(transposed: int, bias: bool) -> None:
     assert list(ready.batch_norms) == ["layer"]
 
 
-@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 5), ()])
+# Biases that add the same to every row of five channels.
+ROWS = pytest.mark.parametrize("shape", [(5,), (1, 5), (1,), (1, 1), ()])
+
+
+def bias_of(ready: Model, name: str) -> np.ndarray:
+    layer = find_layers(ready)[name]
+    assert layer.bias is not None
+    return initializer(ready.proto, layer.bias)
+
+
+@ROWS
 def test_batch_norm_after_a_gemm_with_a_broadcast_bias(shape: tuple[int, ...]) -> None:
     text = """net (float[N,3] x) => (float[N,5] y) {
-        c = Gemm (x, w, b)
+        [layer] c = Gemm (x, w, b)
         y = BatchNormalization (c, n_gamma, n_beta, n_mean, n_var)
     }"""
-    prepared(build(text, w=normal(3, 5), b=np.full(shape, 0.7, np.float32), **norm_of("n", 5)))
+    ready = prepared(build(text, w=normal(3, 5), b=normal(*shape), **norm_of("n", 5)))
+    assert op_types(ready.proto) == ["Gemm"]
+    assert bias_of(ready, "layer").shape == (5,)
+
+
+@ROWS
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_the_bias_of_a_gemm_is_one_value_a_channel(transposed: int, shape: tuple[int, ...]) -> None:
+    text = f"""net (float[N,3] x) => (float[N,5] y) {{
+        [layer_bias] a = Gemm <alpha=0.5, beta=2.0, transB={transposed}> (x, w, b)
+        [layer] c = Gemm <transB={transposed}> (x, w, b)
+        y = Add (a, c)
+    }}"""
+    bias = normal(*shape)
+    ready = prepared(build(text, w=normal(5, 3) if transposed else normal(3, 5), b=bias))
+    np.testing.assert_array_equal(bias_of(ready, "layer"), np.broadcast_to(bias, (1, 5))[0])
+    np.testing.assert_array_equal(bias_of(ready, "layer_bias"), 2 * np.broadcast_to(bias, (1, 5))[0])
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), ()])
+def test_a_number_that_gemms_of_different_widths_share(shape: tuple[int, ...]) -> None:
+    text = """net (float[N,3] x) => (float[N,1] y) {
+        [one] a = Gemm (x, w, b)
+        [two] y = Gemm (a, v, b)
+    }"""
+    ready = prepared(build(text, w=normal(3, 5), v=normal(5, 1), b=np.full(shape, 0.7, np.float32)))
+    assert (bias_of(ready, "one").shape, bias_of(ready, "two").shape) == ((5,), (1,))
+
+
+def test_the_quantized_file_of_a_gemm_with_a_row_for_a_bias() -> None:
+    text = "net (float[N,8] x) => (float[N,5] y) { [fc] y = Gemm (x, w, fc_bias) }"
+    model = build(text, w=normal(8, 5), fc_bias=10 * normal(1, 5))
+    feed = feed_for(model, 64)
+    found = quantize(model, feed).model
+    assert [layer.bias for layer in read_quantized(found).layers] == ["int32"]
+    truth = run(model, feed)["y"]
+    assert np.abs(run(found, feed)["y"] - truth).max() < 0.02 * np.abs(truth).max()
 
 
 def test_batch_norms_that_cannot_be_folded_stay() -> None:
@@ -108,20 +157,63 @@ def test_alpha_without_a_bias_and_with_a_shared_weight() -> None:
     assert len(find_layers(ready).layers) == 2
 
 
+@ROWS
 @pytest.mark.parametrize("order", ["m, b", "b, m"])
-def test_matmul_and_add_of_a_matrix_become_a_gemm(order: str) -> None:
+def test_matmul_and_add_of_a_matrix_become_a_gemm(order: str, shape: tuple[int, ...]) -> None:
     text = f"""net (float[N,3] x) => (float[N,5] y) {{
         [dense] m = MatMul (x, w)
         [bias] y = Add ({order})
     }}"""
-    ready = prepared(build(text, w=normal(3, 5), b=normal(5)))
+    ready = prepared(build(text, w=normal(3, 5), b=normal(*shape)))
     assert [(node.name, node.op_type) for node in ready.proto.graph.node] == [("dense", "Gemm")]
+    np.testing.assert_array_equal(bias_of(ready, "dense"), np.broadcast_to(normal(*shape), (1, 5))[0])
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 5), (1, 1, 5), (1,), (1, 1, 1), ()])
+@pytest.mark.parametrize("order", ["m, b", "b, m"])
+def test_the_vector_added_to_a_product_of_more_axes_is_its_bias(order: str, shape: tuple[int, ...]) -> None:
+    text = f"""net (float[N,2,3] x) => (float[N,2,5] y) {{
+        [dense] m = MatMul (x, w)
+        [bias] y = Add ({order})
+    }}"""
+    ready = prepared(build(text, w=normal(3, 5), b=normal(*shape)))
+    assert op_types(ready.proto) == ["MatMul", "Add"]
+    assert find_layers(ready)["dense"].bias_node == "bias"
+    np.testing.assert_array_equal(bias_of(ready, "dense"), np.broadcast_to(normal(*shape), (1, 1, 5)).reshape(-1))
 
 
 @pytest.mark.parametrize(
-    ("shapes", "bias"), [(("N,2,3", "N,2,5"), (5,)), (("N,3", "N,5"), (1, 5)), (("N,3", "N,5"), (1,)),
-                         (("N,3", "N,5"), (4, 5)), (("3", "5"), (5,)), (("N,3", "1,N,5"), (1, 1, 5))]
+    ("sizes", "columns", "shape"),
+    [
+        ("N,2,3", 5, (2, 5)), ("N,2,3", 5, (2, 1)), ("N,2,3", 5, (1, 1, 1, 5)), ("3", 5, (1, 5)), ("N,3", 5, (4, 5)),
+        ("N,3", 5, (1, 1, 5)), ("N,3", 1, (5,)), ("N,2,3", 1, (5,)),
+    ],
 )  # fmt: skip
+def test_what_is_added_otherwise_is_no_bias(sizes: str, columns: int, shape: tuple[int, ...]) -> None:
+    """It differs from row to row, or makes the result wider or gives it more axes."""
+    rank = max(sizes.count(",") + 1, len(shape))
+    text = f"""net (float[{sizes}] x) => (float[{",".join("ABCD"[:rank])}] y) {{
+        m = MatMul (x, w)
+        y = Add (m, b)
+    }}"""
+    ready = prepared(build(text, w=normal(3, columns), b=normal(*shape)))
+    assert op_types(ready.proto) == ["MatMul", "Add"]
+    assert find_layers(ready).layers[0].bias is None
+
+
+def test_products_of_integers_stay() -> None:
+    """No runtime has a Gemm of integers."""
+    text = """net (float[N,3] x) => (float[N,5] y) {
+        i = Cast <to=6> (x)
+        m = MatMul (i, w)
+        s = Add (m, b)
+        y = Cast <to=1> (s)
+    }"""
+    ready = prepared(build(text, w=np.ones((3, 5), np.int32), b=np.ones(5, np.int32)))
+    assert op_types(ready.proto) == ["Cast", "MatMul", "Add", "Cast"]
+
+
+@pytest.mark.parametrize(("shapes", "bias"), [(("N,2,3", "N,2,5"), (5,)), (("3", "5"), (5,))])
 def test_other_matmuls_stay(shapes: tuple[str, str], bias: tuple[int, ...]) -> None:
     text = f"""net (float[{shapes[0]}] x) => (float[{shapes[1]}] y) {{
         m = MatMul (x, w)
@@ -148,21 +240,21 @@ def test_a_matmul_that_somebody_else_reads_stays() -> None:
         ("ConvTranspose <group=2> (x, w)", (4, 3, 3, 3)),
     ],
 )
-@pytest.mark.parametrize("axes", [3, 4])
+@pytest.mark.parametrize("axes", [0, 1, 3, 4])
 def test_an_added_constant_becomes_the_bias(op: str, weight: tuple[int, ...], axes: int) -> None:
     groups = 2 if "group" in op else 1
     channels = weight[1] * groups if "Transpose" in op else weight[0]
     text = f"""net (float[N,4,6,6] x) => (float[N,{channels},H,W] y) {{
         [layer] c = {op}
-        y = Add (k, c)
+        y = Add (layer_bias, c)
     }}"""
-    added = normal(channels, 1, 1) if axes == 3 else normal(1, channels, 1, 1)
-    ready = prepared(build(text, w=normal(*weight), k=added))
+    shape = {0: (), 1: (1,), 3: (channels, 1, 1), 4: (1, channels, 1, 1)}[axes]
+    ready = prepared(build(text, w=normal(*weight), layer_bias=normal(*shape)))
     assert op_types(ready.proto) == [op.split(maxsplit=1)[0]]
-    assert find_layers(ready).layers[0].bias is not None
+    assert bias_of(ready, "layer").shape == (channels,)
 
 
-@pytest.mark.parametrize("shape", [(1,), (), (4,), (1, 5, 4, 4), (5, 1, 4), (2, 5, 1, 1)])
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (1, 5, 4, 4), (5, 1, 4), (2, 5, 1, 1), (1, 1, 5, 1, 1)])
 def test_constants_that_are_no_bias_stay_added(shape: tuple[int, ...]) -> None:
     text = """net (float[2,4,6,6] x) => (float[2,5,4,4] y) {
         c = Conv (x, w)

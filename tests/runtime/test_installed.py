@@ -13,7 +13,7 @@ import pytest
 
 from onnxcalib.errors import RuntimeMissingError
 from onnxcalib.runtime import installed as runtime
-from onnxcalib.runtime.installed import find_runtime, installed_packages
+from onnxcalib.runtime.installed import Runtime, find_runtime, how_to_train, installed_packages
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *names: str | None) -> None:
@@ -56,6 +56,17 @@ def test_training_is_offered_only_where_its_wheel_exists(
     with pytest.raises(RuntimeMissingError) as caught:
         find_runtime()
     assert ("onnxcalib[training]" in caught.value.hint) == offered
+
+
+@pytest.mark.parametrize(("version", "offered"), [((3, 12), True), ((3, 13), False)])
+def test_training_in_place_of_another_runtime(
+    version: tuple[int, int], offered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "sys", SimpleNamespace(version_info=version))
+    monkeypatch.setattr(runtime.platform, "machine", lambda: "AMD64")
+    told = how_to_train(Runtime(("onnxruntime-gpu",), "1.31", gradients=False))
+    assert ("pip uninstall -y onnxruntime-gpu && pip install 'onnxcalib[training]'" in told) == offered
+    assert offered or "no wheel" in told
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def _dependents(graph: onnx.GraphProto, parameters: Iterable[str], facts: Facts)
 
 def _apply(step: Step, quantizer: Grid | None) -> None:
     node = step.node
-    rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    rule = RULES.get(node.op_type) if not node.domain else None
     try:
         if quantizer is not None:
             quantizer_gradient(step, quantizer)

@@ -10,9 +10,10 @@ import onnx
 
 from onnxcalib.autodiff.interface import NoGradientError, gradient_name
 from onnxcalib.autodiff.training.decompose import MICROSOFT, Rewriter
-from onnxcalib.errors import ModelError
+from onnxcalib.errors import ModelError, first_line
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
 from onnxcalib.model.io import opset_of, serialized
+from onnxcalib.runtime.opening import hint_for, new_options
 
 OLDEST_OPSET, NEWEST_OPSET, NEWEST_IR = 13, 21, 10
 
@@ -79,7 +80,7 @@ def _versioned(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.ir_version = min(copy.ir_version, NEWEST_IR)
-    kept = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    kept = [entry for entry in model.opset_import if not entry.domain]
     del copy.opset_import[:]
     copy.opset_import.extend([*kept, onnx.helper.make_opsetid(MICROSOFT, 1)])
     del copy.graph.value_info[:]  # shapes of what is rewritten would be stale
@@ -123,12 +124,10 @@ def _has_wrong_gradient(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 
 def _build(model: onnx.ModelProto, loss: str, parameters: Sequence[str], active: set[str]) -> onnx.ModelProto:
-    from onnxruntime import SessionOptions
     from onnxruntime.capi._pybind_state import GradientGraphBuilder
 
     _register_gradients()
-    options = SessionOptions()
-    options.log_severity_level = 4
+    options = new_options()
     quantizers = [node for node in model.graph.node if node.op_type == "FakeQuant" and node.output[0] in active]
     wanted = {*parameters, *(node.input[0] for node in quantizers)}
     try:
@@ -136,8 +135,8 @@ def _build(model: onnx.ModelProto, loss: str, parameters: Sequence[str], active:
         builder.build()
         return onnx.load_from_string(builder.get_model())
     except Exception as error:  # the runtime's exceptions share no base class but this one
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ModelError(f"ONNX Runtime training cannot differentiate the loss: {reason}.") from error
+        message = f"ONNX Runtime training cannot differentiate the loss: {first_line(error)}."
+        raise ModelError(message, hint_for(error, "")) from error
 
 
 def _with_gradients(
