@@ -13,7 +13,7 @@ from onnxcalib.checks import file_rules, layer_rules, quantizer_rules  # noqa: F
 from onnxcalib.checks.rule import FINDERS, Scene
 from onnxcalib.checks.view import label, views_of
 from onnxcalib.model.constants import constants_to_initializers
-from onnxcalib.model.io import load
+from onnxcalib.model.io import copied, load
 from onnxcalib.targets import Severity, Target
 
 MATTERING = (Severity.REFUSED, Severity.FLOAT)
@@ -40,8 +40,7 @@ def check_file(path: str | Path, target: Target) -> list[Finding]:
 
 def check_model(model: onnx.ModelProto, target: Target) -> list[Finding]:
     """The same for a model in memory, which stays as it is."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     constants_to_initializers(copy.graph)
     found = list(_findings(copy, target))
     place = {label(node): number for number, node in enumerate(copy.graph.node)}

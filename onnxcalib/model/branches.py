@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx
 
 from onnxcalib.model.graph import drop_unused_initializers, fresh_name
-from onnxcalib.model.io import all_nodes
+from onnxcalib.model.io import all_nodes, copied
 from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.shapes import inferred
 
@@ -63,8 +63,7 @@ def branch_model(model: onnx.ModelProto, branch: Branch) -> onnx.ModelProto:
 
 def with_branch(model: onnx.ModelProto, branch: Branch, body: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose branch is the graph of the body; its inputs are captured again by their names."""
-    spliced = onnx.ModelProto()
-    spliced.CopyFrom(model)
+    spliced = copied(model)
     place = _body(spliced.graph, branch)
     name, outer = place.name, {tensor.name: tensor for tensor in model.graph.initializer}
     place.CopyFrom(body.graph)
@@ -87,8 +86,7 @@ def outer_part(model: onnx.ModelProto, branch: Branch) -> onnx.ModelProto:
     types = _types(model)
     types[branch.condition] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.BOOL, None)
     wanted = [name for name in dict.fromkeys((branch.condition, *branch.captured)) if name not in inputs]
-    part = onnx.ModelProto()
-    part.CopyFrom(model)
+    part = copied(model)
     del part.graph.output[:]
     part.graph.output.extend(onnx.ValueInfoProto(name=name, type=types[name]) for name in wanted)
     needed, kept = set(wanted), []

@@ -15,6 +15,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxcalib.model.graph import GraphIndex
+from onnxcalib.model.io import copied
 from onnxcalib.model.layers import Layer, find_layers
 from onnxcalib.model.prepare import BatchNorm, Model
 from onnxcalib.targets import Target
@@ -95,8 +96,7 @@ def equalized(model: Model, exponents: Exponents) -> Model:
         scales[layer.weight] = own / read
         if layer.bias is not None:
             scales[layer.bias] = own
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copied(model.proto)
     for tensor in proto.graph.initializer:
         if tensor.name in scales and (scales[tensor.name] != 1).any():
             value = numpy_helper.to_array(tensor)

@@ -10,7 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
-from onnxcalib.model.io import all_nodes
+from onnxcalib.model.io import all_nodes, copied
 
 
 class GraphIndex:
@@ -85,8 +85,7 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> None:
 
 def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup: bool = True) -> onnx.ModelProto:
     """A changed copy of the model; its weights never enter the surgeon's graph, whatever their size or type."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
+    bare = copied(model)
     kept = {tensor.name: tensor for tensor in model.graph.initializer}
     del bare.graph.initializer[:]
     graph = gs.import_onnx(bare)

@@ -25,8 +25,7 @@ QUANTIZED_OPS = {
 def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     """Reads a float model; a proto is copied, so that nothing ever changes the caller's."""
     if isinstance(source, onnx.ModelProto):
-        model = onnx.ModelProto()
-        model.CopyFrom(source)
+        model = copied(source)
         _normalize_domains(model)
         name = "the given model"
     else:
@@ -73,6 +72,13 @@ def _normalize_domains(model: onnx.ModelProto) -> None:
                 entry.domain = ""
         for entry in standard[:-1]:  # onnxruntime goes by the last one
             opsets.remove(entry)
+
+
+def copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Another model with the same content."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -137,8 +143,7 @@ def write_model(model: onnx.ModelProto, path: str | Path) -> None:
             temporary.write_bytes(serialized(model))
         return
     data = path.with_name(path.name + ".data")
-    external = onnx.ModelProto()
-    external.CopyFrom(model)
+    external = copied(model)
     with replacing(path) as temporary, replacing(data) as temporary_data:
         _move_weights(external, temporary_data, data.name)
         temporary.write_bytes(serialized(external))

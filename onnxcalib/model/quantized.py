@@ -14,6 +14,7 @@ from onnx import numpy_helper
 
 from onnxcalib.model.constants import LAYOUT_OPS, fold_constants
 from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.io import copied
 from onnxcalib.model.layers import LAYER_OPS, FloatNode, other_float_nodes, why_float
 from onnxcalib.model.placement import ABSORBED_OPS, SAME_GRID_OPS
 from onnxcalib.model.prepare import name_nodes
@@ -54,8 +55,7 @@ class QuantizedFile:
 
 def read_quantized(model: onnx.ModelProto) -> QuantizedFile:
     """Reads any QDQ model; the one given is not changed."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model)
+    proto = copied(model)
     name_nodes(proto.graph)
     whole = GraphIndex(proto.graph)
     stored = {

@@ -9,6 +9,7 @@ import onnx
 
 from onnxcalib.data import InputSpec
 from onnxcalib.model.constants import fold_shapes
+from onnxcalib.model.io import copied
 from onnxcalib.model.loss_writer import FAKE_QUANTIZE
 
 LARGE = 1024  # elements; inference reads no value of a larger initialiser
@@ -45,8 +46,7 @@ def float_tensors(model: onnx.ModelProto) -> set[str]:
 
 def with_fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose inputs and outputs have a batch of one where it was free, with what that decides computed."""
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
+    fixed = copied(model)
     shapes = infer_shapes(model)
     for value in (*fixed.graph.input, *fixed.graph.output):
         known = shapes.get(value.name, ())
@@ -59,8 +59,7 @@ def with_fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def typed(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that declares the element type of every tensor, and no shapes."""
-    declared = onnx.ModelProto()
-    declared.CopyFrom(model)
+    declared = copied(model)
     del declared.graph.value_info[:]
     ends = {value.name for value in (*model.graph.input, *model.graph.output)}
     declared.graph.value_info.extend(

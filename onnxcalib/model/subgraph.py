@@ -8,6 +8,7 @@ from dataclasses import replace
 import onnx
 
 from onnxcalib.model.graph import GraphIndex
+from onnxcalib.model.io import copied
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
 
@@ -16,8 +17,7 @@ QUANTIZER_OPS = ("DequantizeLinear", "Clip", "QuantizeLinear")
 
 def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """A copy whose outputs are exactly the named float tensors."""
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model)
+    shown = copied(model)
     known = {value.name: value for value in (*shown.graph.output, *shown.graph.value_info)}
     del shown.graph.output[:]
     for name in names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +66,3 @@ def samples_in(feed: Tensors, data: Dataset) -> int:
     """Samples in one feed: the common first axis, or one where the inputs share none."""
     sizes = {value.shape[0] for value in feed.values() if value.ndim}
     return sizes.pop() if len(sizes) == 1 and all(value.ndim for value in feed.values()) and len(data) > 0 else 1
-
-
-def run_all(session: Session, data: Dataset, names: Sequence[str] | None = None, batch: int | None = None) -> Tensors:
-    """The model's outputs over all samples, joined; for outputs that are small."""
-    parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names or session.outputs}
-    for _, outputs in stream(session, data, batch):
-        for name, values in parts.items():
-            values.append(outputs[name])
-    return {name: join(values) for name, values in parts.items()}
-
-
-def join(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Batches end to end; outputs whose other axes differ between runs are flattened first."""
-    if parts[0].ndim and len({part.shape[1:] for part in parts}) == 1:
-        return np.concatenate(parts)
-    return np.concatenate([part.reshape(-1) for part in parts])

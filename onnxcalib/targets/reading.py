@@ -22,25 +22,16 @@ ACTIVATION_TYPES = {
 Fields = dict[str, Any]
 
 
-class _BadValueError(Exception):
-    """A value that a key does not take; the text says what it takes."""
-
-
 @dataclass(frozen=True)
 class _Key:
     words: str  # what it takes
+    takes: Callable[[Any], bool]
     fields: Callable[[Any], Fields]
 
 
 def _one_of(choices: Mapping[str, Fields]) -> _Key:
     words = " or ".join(f'"{choice}"' for choice in choices)
-
-    def convert(value: Any) -> Fields:
-        if not isinstance(value, str) or value not in choices:
-            raise _BadValueError
-        return choices[value]
-
-    return _Key(words, convert)
+    return _Key(words, lambda value: isinstance(value, str) and value in choices, choices.__getitem__)
 
 
 def _enum(field: str, kind: type[Any]) -> _Key:
@@ -48,61 +39,43 @@ def _enum(field: str, kind: type[Any]) -> _Key:
 
 
 def _flag(field: str) -> _Key:
-    def convert(value: Any) -> Fields:
-        if not isinstance(value, bool):
-            raise _BadValueError
-        return {field: value}
-
-    return _Key("true or false", convert)
+    return _Key("true or false", lambda value: isinstance(value, bool), lambda value: {field: value})
 
 
 def _number(field: str, low: int, high: int) -> _Key:
-    def convert(value: Any) -> Fields:
-        if type(value) is not int or not low <= value <= high:
-            raise _BadValueError
-        return {field: value}
-
-    return _Key(f"a whole number from {low} to {high}", convert)
+    words = f"a whole number from {low} to {high}"
+    return _Key(words, lambda value: type(value) is int and low <= value <= high, lambda value: {field: value})
 
 
 def _bits(field: str, choices: Collection[int] = range(2, 9), words: str = "2 to 8", *, empty: bool = False) -> _Key:
-    def convert(value: Any) -> Fields:
+    def takes(value: Any) -> bool:
         whole = isinstance(value, list) and all(type(bits) is int and bits in choices for bits in value)
-        if not whole or not (value or empty):
-            raise _BadValueError
-        return {field: tuple(sorted(set(value)))}
+        return whole and bool(value or empty)
 
-    return _Key(f"a list of widths from {words}", convert)
+    return _Key(f"a list of widths from {words}", takes, lambda value: {field: tuple(sorted(set(value)))})
 
 
 def _per_channel() -> _Key:
-    def convert(value: Any) -> Fields:
-        if isinstance(value, bool):
-            return {"per_channel": value, "per_channel_ops": LAYER_OPS}
-        if not isinstance(value, list) or not value or not set(value) <= set(LAYER_OPS):
-            raise _BadValueError
-        return {"per_channel": True, "per_channel_ops": tuple(value)}
+    def takes(value: Any) -> bool:
+        return isinstance(value, bool) or (isinstance(value, list) and bool(value) and set(value) <= set(LAYER_OPS))
 
-    return _Key(f"true, false or a list of ops among {', '.join(LAYER_OPS)}", convert)
+    def fields(value: Any) -> Fields:
+        return {"per_channel": bool(value), "per_channel_ops": tuple(value) if isinstance(value, list) else LAYER_OPS}
+
+    return _Key(f"true, false or a list of ops among {', '.join(LAYER_OPS)}", takes, fields)
 
 
 def _words(field: str, choices: tuple[str, ...] = ()) -> _Key:
-    def convert(value: Any) -> Fields:
+    def takes(value: Any) -> bool:
         texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
-        if not texts or (choices and not set(value) <= set(choices)):
-            raise _BadValueError
-        return {field: tuple(value)}
+        return texts and (not choices or set(value) <= set(choices))
 
-    return _Key(f"a list of ops among {', '.join(choices)}" if choices else "a list of texts", convert)
+    words = f"a list of ops among {', '.join(choices)}" if choices else "a list of texts"
+    return _Key(words, takes, lambda value: {field: tuple(value)})
 
 
 def _text(field: str) -> _Key:
-    def convert(value: Any) -> Fields:
-        if not isinstance(value, str) or not value:
-            raise _BadValueError
-        return {field: value}
-
-    return _Key("a text", convert)
+    return _Key("a text", lambda value: isinstance(value, str) and bool(value), lambda value: {field: value})
 
 
 KEYS: Mapping[str, _Key] = {
@@ -205,12 +178,9 @@ def _given(table: Fields, source: str) -> Fields:
     for key, value in _flat(table).items():
         if key not in KEYS:
             raise RecipeError(f"target {source} has an unknown key '{key}'.", near(key, [*KEYS, *TABLES, "like"]))
-        try:
-            given |= KEYS[key].fields(value)
-        except _BadValueError as error:
-            raise RecipeError(
-                f"target {source}: '{key}' must be {KEYS[key].words}, not {value!r}.", "Mend that line."
-            ) from error
+        if not KEYS[key].takes(value):
+            raise RecipeError(f"target {source}: '{key}' must be {KEYS[key].words}, not {value!r}.", "Mend that line.")
+        given |= KEYS[key].fields(value)
     return given
 
 

@@ -36,7 +36,7 @@ from onnxcalib.model.loss_writer import Quantizer, scale_of
 from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.quant_params import Grid, GridKind, along, make_grid, quantize, with_least_scale
 from onnxcalib.plan import LayerParams
-from onnxcalib.recipe import Engine, LayerOptimizer, Training
+from onnxcalib.recipe import DEFAULTS, Engine, LayerOptimizer, Training
 from onnxcalib.targets import Target
 
 FloatArray = npt.NDArray[np.float32]
@@ -61,37 +61,19 @@ class Schedule:
 
 
 PAPER = Schedule(
-    steps=100,
-    batch=50,
-    rows=None,
+    steps=DEFAULTS["steps"], batch=50, rows=None, relative=False, decay=False,
     rates={
-        WEIGHT: 1e-5,
-        BIAS: 1e-3,
-        WEIGHT_RANGE: 1e-3,
-        WEIGHT_LOW: 1e-3,
-        INPUT_RANGE: 1e-1,
-        INPUT_LOW: 1e-1,
+        WEIGHT: 1e-5, BIAS: 1e-3, WEIGHT_RANGE: 1e-3, WEIGHT_LOW: 1e-3, INPUT_RANGE: 1e-1, INPUT_LOW: 1e-1,
         ROUNDING: 2e-2,
     },
-    relative=False,
-    decay=False,
-)
+)  # fmt: skip
 STANDARD = Schedule(
-    steps=100,
-    batch=64,
-    rows=16384,
+    steps=DEFAULTS["steps"], batch=64, rows=16384, relative=True, decay=True,
     rates={
-        WEIGHT: 3e-2,
-        BIAS: 1e-3,
-        WEIGHT_RANGE: 3e-3,
-        WEIGHT_LOW: 3e-3,
-        INPUT_RANGE: 3e-3,
-        INPUT_LOW: 3e-3,
+        WEIGHT: 3e-2, BIAS: 1e-3, WEIGHT_RANGE: 3e-3, WEIGHT_LOW: 3e-3, INPUT_RANGE: 3e-3, INPUT_LOW: 3e-3,
         ROUNDING: 2e-2,
     },
-    relative=True,
-    decay=True,
-)
+)  # fmt: skip
 SCHEDULES = {Training.STANDARD: STANDARD, Training.PAPER: PAPER}
 
 

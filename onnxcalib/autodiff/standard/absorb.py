@@ -10,13 +10,13 @@ import onnx
 from onnxcalib.autodiff.standard.rules.quantize import CEILING, Grid
 from onnxcalib.autodiff.standard.writer import Facts
 from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.io import copied
 from onnxcalib.model.loss_writer import FAKE_QUANTIZE
 
 
 def with_absorbed(model: onnx.ModelProto, facts: Facts) -> onnx.ModelProto:
     """A copy in which a quantizer that alone reads a Relu, or a Clip from zero on, clips in its place."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copied(model)
     index = GraphIndex(result.graph)
     gone = []
     for node in result.graph.node:

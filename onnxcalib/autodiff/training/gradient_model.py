@@ -12,7 +12,7 @@ from onnxcalib.autodiff.interface import NoGradientError, gradient_name
 from onnxcalib.autodiff.training.decompose import MICROSOFT, Rewriter
 from onnxcalib.errors import ModelError, first_line
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
-from onnxcalib.model.io import opset_of, serialized
+from onnxcalib.model.io import copied, opset_of, serialized
 from onnxcalib.runtime.opening import hint_for, new_options
 
 OLDEST_OPSET, NEWEST_OPSET, NEWEST_IR = 13, 21, 10
@@ -77,8 +77,7 @@ def _versioned(model: onnx.ModelProto) -> onnx.ModelProto:
             f"ONNX Runtime training differentiates opset {OLDEST_OPSET} to {NEWEST_OPSET}, not {opset}.",
             "--engine standard has no such limit.",
         )
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     copy.ir_version = min(copy.ir_version, NEWEST_IR)
     kept = [entry for entry in model.opset_import if not entry.domain]
     del copy.opset_import[:]

@@ -12,6 +12,7 @@ import onnx
 from onnxcalib.autodiff.standard.step import Step
 from onnxcalib.autodiff.standard.writer import Facts, NoRuleError, Writer
 from onnxcalib.model.graph import attributes
+from onnxcalib.model.io import copied
 from onnxcalib.model.loss_writer import DOMAIN, FAKE_QUANTIZE
 
 # The attribute of a quantizer that clips its input first: from zero to this.
@@ -154,8 +155,7 @@ def _total(step: Step, grid: Grid, name: str) -> str:
 
 def lower_all(model: onnx.ModelProto, facts: Facts) -> tuple[onnx.ModelProto, dict[str, Grid]]:
     """A copy without quantizer ops, and the grid of each, by the name of its output."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copied(model)
     write = Writer(result.graph, facts)
     made: dict[str, Grid] = {}
     for node in model.graph.node:
