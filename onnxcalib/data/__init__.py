@@ -6,7 +6,7 @@ from onnxcalib.data.mixup import MixedPairs, can_be_mixed
 from onnxcalib.data.opening import open_data
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.spec import Dataset, Feed, InputSpec
-from onnxcalib.data.split import first, parted, place_of, shuffled, split
+from onnxcalib.data.split import first, parted, place_of, shuffled, split, why_not_parted
 
 __all__ = [
     "Dataset",
@@ -21,4 +21,5 @@ __all__ = [
     "place_of",
     "shuffled",
     "split",
+    "why_not_parted",
 ]

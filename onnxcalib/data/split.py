@@ -53,6 +53,18 @@ def parted(dataset: Dataset) -> tuple[Dataset, Dataset]:
     return parts or (dataset, dataset)
 
 
+def why_not_parted(dataset: Dataset) -> str | None:
+    """Why no samples are held out to judge by, and what would help; None where some are."""
+    judged = "tuning is judged on the samples that it learns from"
+    if len(dataset) < FEWEST:
+        return f"only {len(dataset)} sample{'s' * (len(dataset) > 1)}: {judged}; give at least {FEWEST}."
+    if parted(dataset)[1] is dataset:
+        pieces = len(pieces_of(dataset).sizes())
+        batches = "one batch" if pieces == 1 else f"{pieces} batches"
+        return f"the {len(dataset)} samples come in {batches} that cannot be split: {judged}; give more batches."
+    return None
+
+
 def _cut(dataset: Dataset, held_out: int) -> tuple[Dataset, Dataset] | None:
     """The first and the last pieces; None if the last would be all, as where a fixed batch holds every sample."""
     pieces = pieces_of(dataset)
