@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from onnxcalib.data import Dataset
+from onnxcalib.data import Dataset, place_of
 from onnxcalib.errors import DataError, RecipeError
 from onnxcalib.model.outputs import find_heads
 from onnxcalib.model.prepare import Model
@@ -37,8 +37,8 @@ def check_loss(kind: LossKind, heads: Mapping[str, Head], model: Model, data: Da
     sample, classes = int(data.labels.argmax()), output.shape[-1]
     if data.labels[sample] >= classes:
         raise DataError(
-            f"{data.source} has the label {data.labels[sample]} for sample {sample}, but the output '{name}' of "
-            f"{model.source} has {classes} classes.",
+            f"{data.source} has the label {data.labels[sample]} for sample {place_of(data, sample)}, but the output "
+            f"'{name}' of {model.source} has {classes} classes.",
             "Count labels from 0, or check that they belong to this model.",
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxcalib.data import Dataset, Preprocess, first, open_data
+from onnxcalib.data import Dataset, Preprocess, first, open_data, shuffled
 from onnxcalib.errors import ModelError
 from onnxcalib.model.equalize import equalized_as
 from onnxcalib.model.layers import Layer, LayerList, find_layers
@@ -62,7 +62,7 @@ def diagnose_file(
     known = {layer.name for layer in listed.layers}
     if not any(layer.name in known for layer in file.layers):
         raise ModelError(f"{model} has none of the file's quantized layers.", "Give the model that it was made from.")
-    opened = open_data(data, input_specs(prepared.proto), preprocess)
+    opened = shuffled(open_data(data, input_specs(prepared.proto), preprocess), Recipe().seed)
     return listed, diagnose(prepared, listed.layers, file, opened, progress)
 
 

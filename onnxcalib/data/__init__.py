@@ -6,7 +6,7 @@ from onnxcalib.data.mixup import MixedPairs, can_be_mixed
 from onnxcalib.data.opening import open_data
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.spec import Dataset, Feed, InputSpec
-from onnxcalib.data.split import first, parted, split
+from onnxcalib.data.split import first, parted, place_of, shuffled, split, why_not_parted
 
 __all__ = [
     "Dataset",
@@ -18,5 +18,8 @@ __all__ = [
     "first",
     "open_data",
     "parted",
+    "place_of",
+    "shuffled",
     "split",
+    "why_not_parted",
 ]

@@ -60,6 +60,7 @@ class Npz:
         self.path = path
         with _readable(path), zipfile.ZipFile(path) as archive:
             self._members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        self._copies: dict[str, Path] = {}
 
     @property
     def names(self) -> list[str]:
@@ -77,12 +78,16 @@ class Npz:
         return shape, dtype
 
     def __getitem__(self, name: str) -> Array:
-        """Map an array: where it lies if it is stored plain, else in a temporary unpacked copy."""
+        """Map an array: where it lies if it is stored plain, else in a temporary copy, unpacked once."""
         info = self._members[name]
         with _readable(self.path):
-            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-                return self._unpack(info, self.title(name))
-            return map_npy(self.path, self.title(name), self._data_offset(info), info.file_size)
+            if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
+                return map_npy(self.path, self.title(name), self._data_offset(info), info.file_size)
+            if name not in self._copies:
+                self._copies[name] = self._unpack(info)
+            array = map_npy(self._copies[name], self.title(name))
+        weakref.finalize(array, id, self)  # the copies go with this object, which stays while one is mapped
+        return array
 
     def _data_offset(self, info: zipfile.ZipInfo) -> int:
         with self.path.open("rb") as file:
@@ -92,19 +97,13 @@ class Npz:
         name, extra = struct.unpack("<HH", header[26:30])
         return int(info.header_offset + 30 + name + extra)
 
-    def _unpack(self, info: zipfile.ZipInfo, where: str) -> Array:
+    def _unpack(self, info: zipfile.ZipInfo) -> Path:
         with tempfile.NamedTemporaryFile(prefix="onnxcalib-", suffix=".npy", delete=False) as copy:
             path = Path(copy.name)
-            try:
-                with zipfile.ZipFile(self.path) as archive, archive.open(info) as member:
-                    shutil.copyfileobj(member, copy, 1 << 20)
-                copy.flush()
-                array = map_npy(path, where)
-            except BaseException:
-                _remove(path)
-                raise
-        weakref.finalize(array, _remove, path)
-        return array
+            weakref.finalize(self, _remove, path)
+            with zipfile.ZipFile(self.path) as archive, archive.open(info) as member:
+                shutil.copyfileobj(member, copy, 1 << 20)
+        return path
 
 
 def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

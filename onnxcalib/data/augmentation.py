@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxcalib.data.samples import Rows, SampleDataset
+from onnxcalib.data.samples import Numbers, Rows, SampleDataset
 from onnxcalib.data.spec import Array, Dataset, Feed
 from onnxcalib.data.split import pieces_of
 
@@ -21,10 +21,10 @@ SMALLEST = 16  # pixels along a side of what is taken for an image
 def varied(dataset: Dataset, form: int, seed: int) -> Dataset:
     """Each sample in its form of that number, of which 0 is as it is; other data than images comes back as it is."""
     pieces = pieces_of(dataset)
-    if not isinstance(pieces, SampleDataset) or not any(_axes(rows.read(0, 1)) for rows in pieces.rows.values()):
+    if not isinstance(pieces, SampleDataset) or not any(map(_shows_images, pieces.rows.values())):
         return dataset
-    others = range(pieces.start, pieces.stop)
-    return replace(pieces, rows={name: _VariedRows(rows, others, form, seed) for name, rows in pieces.rows.items()})
+    rows = {name: _VariedRows(rows, pieces.samples, form, seed) for name, rows in pieces.rows.items()}
+    return replace(pieces, rows=rows)
 
 
 def endless(dataset: Dataset, size: int, seed: int) -> Iterator[Feed]:
@@ -55,7 +55,7 @@ class _VariedRows:
     """Rows in another form, which depends on nothing but the sample's number, its own and the seed."""
 
     rows: Rows
-    others: range  # samples that lend pieces; those that are held out do not
+    others: Numbers  # samples that lend pieces; those that are held out do not
     form: int
     seed: int
 
@@ -63,24 +63,28 @@ class _VariedRows:
     def count(self) -> int:
         return self.rows.count
 
-    def read(self, start: int, stop: int) -> Array:
+    def read(self, samples: Numbers) -> Array:
         if not self.form:
-            return self.rows.read(start, stop)
-        return np.concatenate([self._read(sample) for sample in range(start, stop)])
+            return self.rows.read(samples)
+        return np.concatenate([self._read(sample) for sample in samples.tolist()])
 
     def _read(self, sample: int) -> Array:
         # All inputs of a sample draw alike: one may show what another does.
         rng = np.random.default_rng([self.seed, sample, self.form])
-        images = self.rows.read(sample, sample + 1)
+        images = self.rows.read(np.array([sample]))
         axes = _axes(images)
         if axes is None:
             return images
-        other = int(rng.choice(self.others))
+        other = rng.choice(self.others, 1)
         changed = _moved(images, axes, rng.uniform(-1, 1, 3))
-        return _pasted(changed, self.rows.read(other, other + 1), axes, rng.uniform(0, 1, 4))
+        return _pasted(changed, self.rows.read(other), axes, rng.uniform(0, 1, 4))
 
     def where(self, index: int) -> str:
         return self.rows.where(index)
+
+
+def _shows_images(rows: Rows) -> bool:
+    return _axes(rows.read(np.zeros(1, np.int64))) is not None
 
 
 def _moved(images: Array, axes: tuple[int, int], draws: Array) -> Array:

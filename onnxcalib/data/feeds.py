@@ -6,61 +6,85 @@ import contextlib
 import shutil
 import tempfile
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import accumulate, islice
 from pathlib import Path
 
 import numpy as np
 
 from onnxcalib.data.check import check_feed, check_finite, samples_in
 from onnxcalib.data.spec import Dataset, Feed, InputSpec, Labels
+from onnxcalib.data.steady import fingerprint, other_samples
 from onnxcalib.errors import DataError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a feed lies in the data as it was given."""
+
+    number: int
+    sample: int  # the number of its first
+    count: int
+    content: bytes | None  # its fingerprint, if it may change
 
 
 @dataclass(frozen=True, eq=False)
 class FeedDataset:
-    """Feeds from number `start` on; `counts` holds the samples in each, `read(a, b)` yields feeds a to b."""
+    """Whole feeds; `read` yields those of the given numbers, of which a stream can give a range only."""
 
     source: str
     labels: Labels | None
-    counts: tuple[int, ...]
-    read: Callable[[int, int], Iterator[Feed]]
+    places: tuple[Place, ...]
+    read: Callable[[Sequence[int]], Iterator[Feed]]
     title: Callable[[int], str]
-    start: int = 0
+    streamed: bool = False
 
     def __len__(self) -> int:
         """The number of samples."""
-        return sum(self.counts)
+        return sum(self.sizes())
 
     def batches(self, size: int) -> Iterator[Feed]:  # noqa: ARG002 - a feed cannot be cut
         """Yield the feeds as they are, whatever `size` says."""
         found = 0
-        for number, feed in enumerate(self.read(self.start, self.start + len(self.counts)), self.start):
-            if samples_in(feed) != self.counts[found]:
+        for place, feed in zip(self.places, self.read([place.number for place in self.places]), strict=False):
+            if samples_in(feed) != place.count or (place.content and place.content != fingerprint(feed)):
                 break
-            yield {name: check_finite(array, self._where(name, number, found)) for name, array in feed.items()}
+            yield {name: check_finite(array, partial(self._where, name, place)) for name, array in feed.items()}
             found += 1
-        if found < len(self.counts):
-            hint = "Give a list, or an object whose iterator gives the same feeds every time."
-            raise DataError(f"{self.source} gave other feeds when it was read again.", hint)
+        if found < len(self.places):
+            raise other_samples(self.source)
 
-    def _where(self, name: str, number: int, found: int) -> Callable[[int], str]:
-        def where(row: int) -> str:
-            sample = sum(self.counts[:found]) + (row if self.counts[found] > 1 else 0)
-            return f"Array '{name}' of {self.title(number)}, sample {sample},"
+    def _where(self, name: str, place: Place, row: int) -> str:
+        sample = place.sample + (row if place.count > 1 else 0)
+        return f"Array '{name}' of {self.title(place.number)}, sample {sample},"
 
-        return where
+    def place(self, sample: int) -> int:
+        """Where a sample lies in the data as it was given."""
+        ends = list(accumulate(self.sizes(), initial=0))
+        feed = bisect_right(ends, sample) - 1
+        return self.places[feed].sample + sample - ends[feed]
 
     def sizes(self) -> list[int]:
         """The samples in each piece that cannot be cut."""
-        return list(self.counts)
+        return [place.count for place in self.places]
 
     def part(self, first: int, last: int) -> FeedDataset:
         """The pieces from first to last."""
-        low, high = sum(self.counts[:first]), sum(self.counts[:last])
-        labels = None if self.labels is None else self.labels[low:high]
-        return replace(self, labels=labels, counts=self.counts[first:last], start=self.start + first)
+        return self._of(range(first, last))
+
+    def shuffled(self, rng: np.random.Generator) -> FeedDataset:
+        """The pieces in another order, unless they come as a stream."""
+        return self if self.streamed else self._of(rng.permutation(len(self.places)))
+
+    def _of(self, pieces: Iterable[int]) -> FeedDataset:
+        chosen, labels = list(pieces), self.labels
+        if labels is not None:
+            ends = list(accumulate(self.sizes(), initial=0))
+            labels = np.concatenate([labels[ends[piece] : ends[piece + 1]] for piece in chosen])
+        return replace(self, labels=labels, places=tuple(self.places[piece] for piece in chosen))
 
 
 def from_files(
@@ -68,25 +92,30 @@ def from_files(
 ) -> FeedDataset:
     """One feed a file or folder; each is looked at once on opening and read again when it is wanted."""
 
-    def read(first: int, last: int) -> Iterator[Feed]:
-        return (check_feed(load(number), inputs, titles[number])[0] for number in range(first, last))
+    def read(numbers: Sequence[int]) -> Iterator[Feed]:
+        return (check_feed(load(number), inputs, titles[number])[0] for number in numbers)
 
-    counts, labels = _survey((load(number) for number in range(len(titles))), inputs, source, titles.__getitem__)
-    return FeedDataset(source, labels, counts, read, titles.__getitem__)
+    places, labels = _survey((load(number) for number in range(len(titles))), inputs, source, titles.__getitem__)
+    return FeedDataset(source, labels, places, read, titles.__getitem__)
 
 
 def from_iterable(source: str, inputs: Sequence[InputSpec], feeds: Iterable[object]) -> FeedDataset:
-    """Feeds that a Python object yields, every time it is asked."""
+    """Feeds that a Python object yields, every time it is asked; a sequence is read at any place."""
 
     def title(number: int) -> str:
         return f"feed {number} of the {source}"
 
-    def read(first: int, last: int) -> Iterator[Feed]:
-        for number, item in enumerate(islice(feeds, first, last), first):
+    def items(numbers: Sequence[int]) -> Iterable[object]:
+        if isinstance(feeds, Sequence):
+            return (feeds[number] for number in numbers if number < len(feeds))
+        return islice(feeds, numbers[0], numbers[-1] + 1)
+
+    def read(numbers: Sequence[int]) -> Iterator[Feed]:
+        for number, item in zip(numbers, items(numbers), strict=False):
             yield check_feed(item, inputs, title(number))[0]
 
-    counts, labels = _survey(feeds, inputs, source, title)
-    return FeedDataset(source, labels, counts, read, title)
+    places, labels = _survey(feeds, inputs, source, title, lambda _, feed: fingerprint(feed))
+    return FeedDataset(source, labels, places, read, title, streamed=not isinstance(feeds, Sequence))
 
 
 def from_one_shot(source: str, inputs: Sequence[InputSpec], feeds: Iterable[object]) -> FeedDataset:
@@ -96,23 +125,23 @@ def from_one_shot(source: str, inputs: Sequence[InputSpec], feeds: Iterable[obje
     def title(number: int) -> str:
         return f"feed {number} of the {source}"
 
-    counts, labels = _survey(feeds, inputs, source, title, spool.write)
-    return FeedDataset(source, labels, counts, spool.read, title)
+    places, labels = _survey(feeds, inputs, source, title, spool.write)
+    return FeedDataset(source, labels, places, spool.read, title)
 
 
 def from_dataset(dataset: Dataset) -> FeedDataset:
     """Feeds of somebody else's dataset, one sample each if it can, so that parts of it can be taken."""
 
-    def read(first: int, last: int) -> Iterator[Feed]:
-        return islice(dataset.batches(1), first, last)
+    def read(numbers: Sequence[int]) -> Iterator[Feed]:
+        return islice(dataset.batches(1), numbers[0], numbers[-1] + 1)
 
-    counts = tuple(samples_in(feed) for feed in dataset.batches(1))
-    if dataset.labels is not None and len(dataset.labels) != sum(counts):
-        message = f"{dataset.source} has {len(dataset.labels)} labels for {sum(counts)} samples."
+    places = _places([(samples_in(feed), None) for feed in dataset.batches(1)])
+    samples = sum(place.count for place in places)
+    if dataset.labels is not None and len(dataset.labels) != samples:
+        message = f"{dataset.source} has {len(dataset.labels)} labels for {samples} samples."
         raise DataError(message, "Give one label for every sample.")
-    return FeedDataset(
-        dataset.source, dataset.labels, counts, read, lambda number: f"feed {number} of {dataset.source}"
-    )
+    title = f"of {dataset.source}"
+    return FeedDataset(dataset.source, dataset.labels, places, read, lambda number: f"feed {number} {title}", True)
 
 
 def _survey(
@@ -120,24 +149,27 @@ def _survey(
     inputs: Sequence[InputSpec],
     source: str,
     title: Callable[[int], str],
-    keep: Callable[[int, Feed], None] | None = None,
-) -> tuple[tuple[int, ...], Labels | None]:
-    """Check every feed once; return the samples in each and the labels of all."""
-    counts = []
+    keep: Callable[[int, Feed], bytes | None] = lambda _number, _feed: None,
+) -> tuple[tuple[Place, ...], Labels | None]:
+    """Check every feed once; return where each lies and the labels of all."""
+    found = []
     labels = []
     for number, item in enumerate(items):
         feed, some = check_feed(item, inputs, title(number))
-        counts.append(samples_in(feed))
+        found.append((samples_in(feed), keep(number, feed)))
         if some is not None:
             labels.append(some)
-        if len(labels) not in (0, len(counts)):
+        if len(labels) not in (0, len(found)):
             hint = "Give labels in every feed, or in none."
             raise DataError(f"Some feeds have labels and others none: see {title(number)}.", hint)
-        if keep is not None:
-            keep(number, feed)
-    if not counts:
+    if not found:
         raise DataError(f"The {source} yields no feeds.", "Give at least one; a generator that was used up is empty.")
-    return tuple(counts), np.concatenate(labels) if labels else None
+    return _places(found), np.concatenate(labels) if labels else None
+
+
+def _places(found: Sequence[tuple[int, bytes | None]]) -> tuple[Place, ...]:
+    starts = accumulate((count for count, _ in found), initial=0)
+    return tuple(Place(number, start, *feed) for number, (start, feed) in enumerate(zip(starts, found, strict=False)))
 
 
 class _Spool:
@@ -154,8 +186,8 @@ class _Spool:
             for index, spec in enumerate(self._inputs):
                 np.save(self._path(number, index), feed[spec.name], allow_pickle=False)
 
-    def read(self, first: int, last: int) -> Iterator[Feed]:
-        for number in range(first, last):
+    def read(self, numbers: Sequence[int]) -> Iterator[Feed]:
+        for number in numbers:
             feed = {}
             for index, spec in enumerate(self._inputs):
                 array = np.load(self._path(number, index), allow_pickle=False)

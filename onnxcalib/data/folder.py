@@ -76,7 +76,9 @@ def _open_npz(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> D
     counts = [_samples(archive, inputs) for archive in archives]
 
     def load(spec: InputSpec, index: int) -> Array:
-        return _batched(archives[index][spec.name], spec, archives[index].title(spec.name))
+        # A file with one sample is opened once a pass: a copy of what it compresses is not worth the disk.
+        archive = archives[index] if counts[index] > 1 else Npz(files[index])
+        return _batched(archive[spec.name], spec, archive.title(spec.name))
 
     rows = {}
     for spec in inputs:
@@ -111,7 +113,7 @@ def _labels(folder: Path, archives: list[Npz], counts: list[int], inputs: Sequen
     if len(holders) < len(archives):
         hint = "Give labels in every file, or in none."
         raise DataError(f"{len(archives) - len(holders)} of the files in {folder} have no labels.", hint)
-    labels = [np.atleast_1d(np.array(archive[LABELS])) for archive in archives]
+    labels = [np.atleast_1d(np.array(Npz(archive.path)[LABELS])) for archive in archives]  # no copy of them stays
     for archive, some, count in zip(archives, labels, counts, strict=True):
         if some.shape != (count,):
             message = f"{archive.title(LABELS)} has {some.size} labels for {count} samples."

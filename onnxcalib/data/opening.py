@@ -9,11 +9,12 @@ from typing import Any
 
 from onnxcalib.data.arrays import Npz
 from onnxcalib.data.check import as_array, check_names
-from onnxcalib.data.feeds import from_iterable, from_one_shot
+from onnxcalib.data.feeds import FeedDataset, from_iterable, from_one_shot
 from onnxcalib.data.folder import open_folder, refuse_preprocess
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.samples import SampleDataset, from_arrays
 from onnxcalib.data.spec import LABELS, Array, Dataset, InputSpec
+from onnxcalib.data.steady import SteadyDataset
 from onnxcalib.errors import DataError
 
 _KINDS = "Give a .npz file; a folder of .npy files, .npz files, images or test_data_set_* folders; or Python feeds."
@@ -30,8 +31,10 @@ def open_data(source: Any, inputs: Sequence[InputSpec], preprocess: Preprocess |
         return _open_dict(source, inputs)
     if callable(getattr(source, "get_next", None)):
         return from_one_shot("python data reader", inputs, _until_none(source.get_next))
-    if isinstance(source, Dataset):
+    if isinstance(source, SampleDataset | FeedDataset | SteadyDataset):
         return source
+    if isinstance(source, Dataset):
+        return SteadyDataset(source)
     if not isinstance(source, Iterable):
         raise DataError(f"A {type(source).__name__} is no data.", _KINDS)
     feeds = iter(source)

@@ -6,14 +6,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxcalib.data.arrays import give_back
 from onnxcalib.data.check import check_axes, check_dtype, check_finite, check_labels
 from onnxcalib.data.spec import LABELS, Array, Feed, InputSpec, Labels, show
 from onnxcalib.errors import DataError
+
+Numbers: TypeAlias = NDArray[np.int64]
 
 
 class Rows(Protocol):
@@ -23,8 +26,8 @@ class Rows(Protocol):
     def count(self) -> int:
         """The number of samples."""
 
-    def read(self, start: int, stop: int) -> Array:
-        """A fresh array of the samples from start to stop."""
+    def read(self, samples: Numbers) -> Array:
+        """A fresh array of the samples of these numbers, in this order."""
 
     def where(self, index: int) -> str:
         """Where a sample lies, for messages."""
@@ -38,9 +41,9 @@ class ArrayRows:
         self._title = title
         self.count = len(array)
 
-    def read(self, start: int, stop: int) -> Array:
+    def read(self, samples: Numbers) -> Array:
         """A copy, so that nobody can write into the data."""
-        copy = np.array(self._array[start:stop], order="C")
+        copy = np.ascontiguousarray(self._array[samples])
         give_back(self._array)
         return copy
 
@@ -59,20 +62,20 @@ class FileRows:
         self._last: tuple[int, Array] | None = None  # a file with many samples is not opened for each of them
         self.count = self._ends[-1]
 
-    def read(self, start: int, stop: int) -> Array:
+    def read(self, samples: Numbers) -> Array:
         """The samples, from as many files as they lie in."""
-        pieces = []
-        while start < stop:
-            file = bisect_right(self._ends, start)
-            begin = self._ends[file - 1] if file else 0
-            end = min(stop, self._ends[file])
-            pieces.append(self._open(file)[start - begin : end - begin])
-            start = end
-        return np.concatenate(pieces)
+        # In the order of the files, so that each is opened once.
+        found = {sample: self._row(sample) for sample in sorted(samples.tolist())}
+        return np.stack([found[sample] for sample in samples.tolist()])
 
     def where(self, index: int) -> str:
         """The file and the sample."""
         return f"{self._titles[bisect_right(self._ends, index)]}, sample {index},"
+
+    def _row(self, sample: int) -> Array:
+        file = bisect_right(self._ends, sample)
+        row: Array = self._open(file)[sample - self._ends[file]]  # counted from the file's end
+        return row
 
     def _open(self, file: int) -> Array:
         if self._last is None or self._last[0] != file:
@@ -87,19 +90,18 @@ class FileRows:
 
 @dataclass(frozen=True, eq=False)
 class SampleDataset:
-    """Samples of every input, from `start` to `stop`; `batch` is the batch size that the model fixes."""
+    """Samples of every input, by their numbers in the rows; `batch` is the batch size that the model fixes."""
 
     source: str
     labels: Labels | None
     rows: Mapping[str, Rows]
     whole: frozenset[str]  # inputs whose every entry is a whole tensor, with no batch axis to cut
     batch: int | None
-    start: int
-    stop: int
+    samples: Numbers
 
     def __len__(self) -> int:
         """The number of samples, in whole batches where the model fixes their size."""
-        return self.stop - self.start
+        return len(self.samples)
 
     def batches(self, size: int) -> Iterator[Feed]:
         """Yield feeds of `size` samples, or of the batch size that the model fixes."""
@@ -108,13 +110,17 @@ class SampleDataset:
         return self._batches(self.batch or size)
 
     def _batches(self, size: int) -> Iterator[Feed]:
-        for start in range(self.start, self.stop, size):
-            yield {name: self._read(name, start, min(start + size, self.stop)) for name in self.rows}
+        for start in range(0, len(self), size):
+            yield {name: self._read(name, self.samples[start : start + size]) for name in self.rows}
 
-    def _read(self, name: str, start: int, stop: int) -> Array:
+    def _read(self, name: str, samples: Numbers) -> Array:
         rows = self.rows[name]
-        array = check_finite(rows.read(start, stop), lambda row: rows.where(start + row))
+        array = check_finite(rows.read(samples), lambda row: rows.where(int(samples[row])))
         return np.asarray(array[0]) if name in self.whole else array
+
+    def place(self, sample: int) -> int:
+        """Where a sample lies in the data as it was given."""
+        return int(self.samples[sample])
 
     def sizes(self) -> list[int]:
         """The samples in each piece that cannot be cut."""
@@ -124,9 +130,14 @@ class SampleDataset:
     def part(self, first: int, last: int) -> SampleDataset:
         """The pieces from first to last."""
         step = self.batch or 1
-        low, high = first * step, last * step
-        labels = None if self.labels is None else self.labels[low:high]
-        return replace(self, labels=labels, start=self.start + low, stop=self.start + high)
+        return self._of(slice(first * step, last * step))
+
+    def shuffled(self, rng: np.random.Generator) -> SampleDataset:
+        """The samples in another order, which also decides who shares a batch."""
+        return self._of(rng.permutation(len(self)))
+
+    def _of(self, chosen: slice | Numbers) -> SampleDataset:
+        return replace(self, labels=None if self.labels is None else self.labels[chosen], samples=self.samples[chosen])
 
 
 def join_rows(
@@ -154,7 +165,7 @@ def join_rows(
         raise DataError(f"{source} holds {count} samples, but the model's batch size is fixed at {batch}.", hint)
     if batch is not None:
         count -= count % batch
-    return SampleDataset(source, None if known is None else known[:count], rows, whole, batch, 0, count)
+    return SampleDataset(source, None if known is None else known[:count], rows, whole, batch, np.arange(count))
 
 
 def _batch(inputs: Sequence[InputSpec], single: bool, source: str) -> int | None:

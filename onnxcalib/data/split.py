@@ -1,9 +1,10 @@
-"""Parts of a dataset: the first samples, and samples held out."""
+"""The order of a dataset and its parts: the first samples, and samples held out."""
 
 from __future__ import annotations
 
-import contextlib
 from itertools import accumulate
+
+import numpy as np
 
 from onnxcalib.data.feeds import FeedDataset, from_dataset
 from onnxcalib.data.samples import SampleDataset
@@ -11,6 +12,20 @@ from onnxcalib.data.spec import Dataset
 from onnxcalib.errors import DataError
 
 HELD_OUT = 128  # samples at most; half as many judge too roughly whether training helps
+FEWEST = 8  # samples, of which some are held out
+ORDER = 0x0D0E  # beside the seed, so that training draws other numbers from it
+
+
+def shuffled(dataset: Dataset, seed: int) -> Dataset:
+    """The samples, or whole feeds, in the one order that the seed names; a stream stays in its own."""
+    if isinstance(dataset, SampleDataset | FeedDataset):
+        return dataset.shuffled(np.random.default_rng([seed, ORDER]))
+    return dataset
+
+
+def place_of(dataset: Dataset, sample: int) -> int:
+    """Where a sample lies in the data as it was given, for messages."""
+    return dataset.place(sample) if isinstance(dataset, SampleDataset | FeedDataset) else sample
 
 
 def first(dataset: Dataset, n: int) -> Dataset:
@@ -25,23 +40,37 @@ def first(dataset: Dataset, n: int) -> Dataset:
 
 def split(dataset: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
     """All but the last samples, and the last `held_out`, rounded up to whole feeds or fixed batches."""
-    pieces = pieces_of(dataset)
-    sizes = pieces.sizes()
-    last = _enough(sizes[::-1], held_out)
-    if held_out < 1 or last >= len(sizes):
+    parts = _cut(dataset, held_out) if held_out >= 1 else None
+    if parts is None:
         message = f"{held_out} samples cannot be held out of the {len(dataset)} in {dataset.source}."
         raise DataError(message, "Hold out at least 1 and leave at least one batch, or give more data.")
-    middle = len(sizes) - last
-    return pieces.part(0, middle), pieces.part(middle, len(sizes))
+    return parts
 
 
 def parted(dataset: Dataset) -> tuple[Dataset, Dataset]:
-    """Most of the samples to learn from, and the others to judge by."""
-    if len(dataset) >= 8:
-        # Samples that come in one piece, as a model with a fixed batch takes them, cannot be parted.
-        with contextlib.suppress(DataError):
-            return split(dataset, min(HELD_OUT, len(dataset) // 4))
-    return dataset, dataset
+    """Most of the samples to learn from, and the others to judge by; all of them twice if they cannot be parted."""
+    parts = _cut(dataset, min(HELD_OUT, len(dataset) // 4)) if len(dataset) >= FEWEST else None
+    return parts or (dataset, dataset)
+
+
+def why_not_parted(dataset: Dataset) -> str | None:
+    """Why no samples are held out to judge by, and what would help; None where some are."""
+    judged = "tuning is judged on the samples that it learns from"
+    if len(dataset) < FEWEST:
+        return f"only {len(dataset)} sample{'s' * (len(dataset) > 1)}: {judged}; give at least {FEWEST}."
+    if parted(dataset)[1] is dataset:
+        pieces = len(pieces_of(dataset).sizes())
+        batches = "one batch" if pieces == 1 else f"{pieces} batches"
+        return f"the {len(dataset)} samples come in {batches} that cannot be split: {judged}; give more batches."
+    return None
+
+
+def _cut(dataset: Dataset, held_out: int) -> tuple[Dataset, Dataset] | None:
+    """The first and the last pieces; None if the last would be all, as where a fixed batch holds every sample."""
+    pieces = pieces_of(dataset)
+    sizes = pieces.sizes()
+    middle = len(sizes) - _enough(sizes[::-1], held_out)
+    return (pieces.part(0, middle), pieces.part(middle, len(sizes))) if middle else None
 
 
 def pieces_of(dataset: Dataset) -> SampleDataset | FeedDataset:

@@ -30,7 +30,8 @@ def running(started: Start, folder: Path | None, listener: Listener) -> Iterator
         return
     with contextlib.ExitStack() as stack:
         # The data is read once to name it, and only when a stage asks for it.
-        digests = [cache(partial(_digests, each)) for each in started.jobs]
+        data = cache(partial(data_digest, started.data))
+        digests = [cache(partial(_digests, each, data)) for each in started.jobs]
 
         def about() -> dict[str, Any]:
             now = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -38,8 +39,12 @@ def running(started: Start, folder: Path | None, listener: Listener) -> Iterator
             return {**_told(started), **own, "about": digest(own), "started": now}
 
         directory = RunDirectory(folder, about, listener, stack, value_classes(STAGES))
-        runs = [Run(listener, directory, partial(_origin, found)) for found in digests]
-        yield replace(started, jobs=tuple(replace(it, run=run) for it, run in zip(started.jobs, runs, strict=True)))
+        origins = [cache(partial(_origin, *each)) for each in zip(started.jobs, digests, strict=True)]
+        jobs = [
+            replace(each, run=Run(listener, directory, origin))
+            for each, origin in zip(started.jobs, origins, strict=True)
+        ]
+        yield replace(started, jobs=tuple(jobs))
         directory.finish()
 
 
@@ -55,15 +60,17 @@ def _told(started: Start) -> dict[str, Any]:
     }
 
 
-def _origin(digests: Callable[[], dict[str, str]]) -> str:
-    return digest(digests(), software())
+def _origin(job: Job, digests: Callable[[], dict[str, str]]) -> str:
+    """Names all that every stage of a job starts from; the seed names the order of the data."""
+    captured = None if job.branch is None else data_digest(job.data)
+    return digest(digests(), captured, job.recipe.seed, software())
 
 
-def _digests(job: Job) -> dict[str, str]:
-    """Names all that every stage of a job starts from."""
+def _digests(job: Job, data: Callable[[], str]) -> dict[str, str]:
+    """Names what a job is about."""
     return {
         "model_digest": digest(model_digest(job.model.proto), job.model.batch_norms),
-        "data_digest": data_digest(job.data),
+        "data_digest": data(),
         "target_digest": digest(job.target),
         "layers_digest": digest(job.layers, job.places),
     }

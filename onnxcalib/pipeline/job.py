@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from onnxcalib.algorithms.reconstruction.layerwise import default_workers
-from onnxcalib.data import Dataset, Preprocess, open_data
+from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
 from onnxcalib.errors import ModelError, RecipeError
 from onnxcalib.mixed_precision.request import check_bits
 from onnxcalib.model.branches import Branch
@@ -59,6 +59,7 @@ class Start:
     model: Model
     listed: LayerList
     jobs: tuple[Job, ...]
+    data: Dataset  # in the order in which it was given
 
 
 def start(
@@ -80,7 +81,9 @@ def start(
     if recipe.weight_only:
         listed = _fit_for_weights_alone(listed, target)
     chosen = _chosen(listed, recipe, prepared.source)
-    data = open_data(calibration, input_specs(prepared.proto), preprocess)
+    given = open_data(calibration, input_specs(prepared.proto), preprocess)
+    # Samples are often sorted by class: any part of them should be like the whole.
+    data = shuffled(given, recipe.seed)
     jobs = []
     for graph in graphs:
         layers = tuple(layer for layer in graph.listed.layers if layer.name in chosen)
@@ -94,7 +97,7 @@ def start(
             f"the calibration data never takes the branches of {prepared.source} that hold its layers.",
             "Give data that does.",
         )
-    return Start(prepared, _without_untaken(listed, chosen, jobs), tuple(jobs))
+    return Start(prepared, _without_untaken(listed, chosen, jobs), tuple(jobs), given)
 
 
 def _chosen(listed: LayerList, recipe: Recipe, source: str) -> set[str]:

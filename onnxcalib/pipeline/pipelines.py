@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from onnxcalib.autodiff.gradients import choose_engine
-from onnxcalib.data import Preprocess
+from onnxcalib.data import Preprocess, why_not_parted
 from onnxcalib.files import check_writable
 from onnxcalib.mixed_precision.request import add_cost_tables, check_mixed
 from onnxcalib.model.branches import with_branch
@@ -20,7 +20,7 @@ from onnxcalib.pipeline.begin import running
 from onnxcalib.pipeline.job import Job, Start, start
 from onnxcalib.pipeline.result import Outcome, Result
 from onnxcalib.pipeline.stages import better_of, equalize, settled, trains_end_to_end
-from onnxcalib.progress import Progress, listener_of, silent
+from onnxcalib.progress import Event, Progress, listener_of, silent
 from onnxcalib.recipe import MIXED, Pipeline, Recipe, Training
 
 DEFAULT = Recipe()
@@ -51,12 +51,24 @@ def quantize(
         for job in begun.jobs:
             if len(recipe.bits) > 1 and job.branch is None:
                 check_mixed(recipe, job.layers)
+        if recipe.pipeline is not Pipeline.PLAIN:
+            _tell_if_nothing_is_held_out(begun.jobs)
         equal = replace(begun, jobs=tuple(with_equal_channels(job) for job in begun.jobs))
         result = _joined(equal, [_run(job) for job in equal.jobs])
         if output is not None:
             result.save(output)
             result = replace(result, output=Path(output))
     return result
+
+
+def _tell_if_nothing_is_held_out(jobs: Sequence[Job]) -> None:
+    """Says once why no samples are left to judge by; what a branch of an If captures is a dataset of its own."""
+    for job in jobs:
+        reason = why_not_parted(job.data)
+        if reason is not None:
+            where = "" if job.branch is None else f"{job.branch.attribute} of '{job.branch.node}': "
+            job.run.listener(Event("warning", {"message": where + reason}))
+            return
 
 
 def with_equal_channels(job: Job) -> Job:

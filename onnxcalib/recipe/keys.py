@@ -70,7 +70,7 @@ SECTIONS: dict[str, tuple[Key, ...]] = {
         _default("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}"),
         _default("include", Kind.WORDS, "Quantize only layers with such names (globs)"),
         _default("exclude", Kind.WORDS, "Leave layers with such names float (globs)"),
-        _default("seed", Kind.INTEGER, "For the order of training samples; plain and light make no random choice"),
+        _default("seed", Kind.INTEGER, "For the order of the samples, and for training"),
     ),
     "The light and the advanced pipeline": (
         _default("loss", Kind.WORD, f"What tells a good model: {_listed(LossKind)}"),

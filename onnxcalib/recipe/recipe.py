@@ -65,6 +65,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.bits:
             raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
+        if self.seed < 0:
+            raise RecipeError(f"--seed {self.seed} is negative.", "Give 0 or more.")
         if self.edge_bits is not None:
             Precision(self.edge_bits, self.edge_bits)
         self._check_weight_only()

@@ -13,7 +13,7 @@ from onnxcalib.analysis.diagnose import diagnose
 from onnxcalib.analysis.evaluate import evaluate_files
 from onnxcalib.analysis.histograms import spreads
 from onnxcalib.analysis.layer_rows import ReportData, layer_rows, with_advice, worst_rows
-from onnxcalib.data import Dataset, Preprocess, open_data
+from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
 from onnxcalib.errors import OutputError
 from onnxcalib.files import check_writable, replacing
 from onnxcalib.model.equalize import equalized_as
@@ -99,11 +99,12 @@ class _Run:
 
 def _gather(run: _Run, test: Dataset | None, progress: Progress) -> ReportData:
     result, data = run.result, run.calibration
+    mixed = shuffled(data, result.recipe.seed)  # of which the first few are looked at
     measured_on = data if test is None else test
     evaluations = evaluate_files([run.model, run.output], measured_on, run.model, progress)
     prepared = equalized_as(read_prepared(run.model, find_target(result.recipe.target)), result.model)
     listed, file = find_layers(prepared), read_quantized(result.model)
-    diagnosis = diagnose(prepared, listed.layers, file, data, progress)
+    diagnosis = diagnose(prepared, listed.layers, file, mixed, progress)
     rows = layer_rows(file, listed, diagnosis)
     with_advice(rows, result.recipe, constant_bytes(result.model) / max(constant_bytes(prepared.proto), 1))
     worst = [listed[row["layer"]] for row in worst_rows(rows, SHOWN_WORST)]
@@ -116,7 +117,7 @@ def _gather(run: _Run, test: Dataset | None, progress: Progress) -> ReportData:
         "float": collect.float_rows(result),
         **collect.mixed_numbers(result),
         "stages": collect.stage_rows(result),
-        "histograms": collect.spread_rows(spreads(prepared, worst, file, data)) if worst else [],
+        "histograms": collect.spread_rows(spreads(prepared, worst, file, mixed)) if worst else [],
         "bytes": collect.byte_rows(run.output),
         "repeat": collect.repeat(result.recipe, run.model, run.output, data, run.shown),
     }

@@ -67,7 +67,7 @@ def test_the_float_model_computes_the_same(activation: str) -> None:
     found = equalization(job)
     scaled, exponents = equalize(job, found), found.exponents
     assert exponents["stem"].max() >= 3 * QUARTERS
-    assert_alike(scaled, job, feed_for(model, 16, seed=3))
+    assert_alike(scaled, job, feed_for(model, 32))  # on other samples, a quiet channel may come to be cut
     norms = [each.model.batch_norms["stem"] for each in (scaled, job)]
     np.testing.assert_array_equal(norms[0].gamma, norms[1].gamma * factors_of(exponents["stem"]))
     assert scaled.layers[0].batch_norm is norms[0]

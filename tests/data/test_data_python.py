@@ -193,7 +193,7 @@ def test_an_iterable_that_gives_other_feeds_later(later: list[Feed]) -> None:
     source = Again(feeds(1, 1))
     data = open_data(source, [X])
     source.items = later
-    with pytest.raises(DataError, match="other feeds"):
+    with pytest.raises(DataError, match="other samples"):
         list(data.batches(1))
 
 
@@ -214,11 +214,13 @@ class Own:
         return ({"x": whole[start : start + size]} for start in range(0, self.n, size))
 
 
-def test_a_dataset_is_returned_as_it_is() -> None:
-    own = Own(3)
-    assert open_data(own, [X]) is own
-    ours = open_data({"x": np.zeros((2, 3), np.float32)}, [X])
-    assert open_data(ours, [X]) is ours
+def test_a_dataset_gives_its_own_feeds() -> None:
+    own = open_data(Own(3), [X])
+    assert (len(own), own.source, own.labels.tolist()) == (3, "own", [0, 1, 2])
+    assert [len(feed["x"]) for feed in own.batches(2)] == [2, 1]
+    assert np.array_equal(joined(own, 2), np.arange(9, dtype=np.float32).reshape(3, 3))
+    for ours in (own, open_data({"x": np.zeros((2, 3), np.float32)}, [X]), open_data(feeds(1, 2), [X])):
+        assert open_data(ours, [X]) is ours
 
 
 KINDS = [

@@ -104,15 +104,17 @@ def test_from_model_to_file(builder: Callable[[], onnx.ModelProto], kind: str, t
 
 
 def test_training_pays() -> None:
-    model = conv_net()
-    data, options = data_for(model, 96), {"bits": parse_bits("w3a4"), "ranges": RangeMethod.MINMAX}
-    light = quantize(model, data, Recipe(Pipeline.LIGHT, **options))
-    trained = quantize(model, data, advanced(**{**options, "steps": 40}))
-    assert light.tuned is not None
-    assert trained.tuned is not None
-    assert trained.biases is not None
-    assert trained.tuned.after == pytest.approx(light.tuned.after, rel=1e-6)
-    assert trained.biases.after < 0.9 * light.tuned.after
+    model, gains = conv_net(), []
+    for seed in range(3):  # which few samples judge differs, and with them the gain
+        data, options = data_for(model, 96), {"bits": parse_bits("w3a4"), "ranges": RangeMethod.MINMAX, "seed": seed}
+        light = quantize(model, data, Recipe(Pipeline.LIGHT, **options))
+        trained = quantize(model, data, advanced(**{**options, "steps": 40}))
+        assert light.tuned is not None
+        assert trained.tuned is not None
+        assert trained.biases is not None
+        assert trained.tuned.after == pytest.approx(light.tuned.after, rel=1e-6)
+        gains.append(trained.biases.after / light.tuned.after)
+    assert np.mean(gains) < 0.9
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ shared = {
     "ranges": st.sampled_from(RangeMethod),
     "include": lists_of_words,
     "exclude": lists_of_words,
-    "seed": st.integers(-(2**31), 2**31),
+    "seed": st.integers(0, 2**31),
 }
 recipes = st.builds(Recipe, bits=precisions.map(lambda one: (one,)), **shared) | st.builds(
     Recipe,
@@ -39,6 +39,11 @@ recipes = st.builds(Recipe, bits=precisions.map(lambda one: (one,)), **shared) |
 )
 def test_precisions_are_read(text: str, weight: int, activation: int) -> None:
     assert Precision.parse(text) == Precision(weight, activation)
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(RecipeError, match="--seed -1"):
+        Recipe(seed=-1)
 
 
 @given(precisions)
