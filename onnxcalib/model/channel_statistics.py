@@ -14,6 +14,11 @@ from onnxcalib.model.io import opset_of
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.storage import Constants
 
+# Below this a channel is constant for all that float32 can tell.
+TINY_VARIANCE = 1e-10
+# Values further from the mean than this many deviations are outliers.
+REACH = 2.0
+
 
 def mean_name(layer: Layer) -> str:
     """The output with a layer's channel means."""
@@ -36,7 +41,7 @@ def wanted_name(output: str) -> str:
 
 
 def with_statistics(
-    model: onnx.ModelProto, layers: Sequence[Layer], limits: tuple[float, float] | None = None
+    model: onnx.ModelProto, layers: Sequence[Layer], limits: tuple[float, float] | None = None, reach: float = REACH
 ) -> onnx.ModelProto:
     """The model with channel means and variances as its only outputs.
 
@@ -45,15 +50,15 @@ def with_statistics(
     """
 
     def change(graph: gs.Graph) -> None:
-        builder = _Builder(graph, opset_of(model))
+        builder = _Builder(graph, opset_of(model), reach)
         graph.outputs = [value for layer in layers for value in builder.add(layer, limits)]
 
     return edit(model, change)
 
 
 class _Builder:
-    def __init__(self, graph: gs.Graph, opset: int) -> None:
-        self.graph, self.opset = graph, opset
+    def __init__(self, graph: gs.Graph, opset: int, reach: float) -> None:
+        self.graph, self.opset, self.reach = graph, opset, reach
         self.constants = Constants(graph)
         self.nodes = {node.name: node for node in graph.nodes}
 
@@ -81,7 +86,7 @@ class _Builder:
     def _bounds(self, layer: Layer, tensor: gs.Variable) -> list[gs.Variable]:
         mean, variance = self._moments(layer, tensor)
         reach = self._node(
-            "Mul", [self._node("Sqrt", [variance]), self.constants.add("reach", np.array(REACH, np.float32))]
+            "Mul", [self._node("Sqrt", [variance]), self.constants.add("reach", np.array(self.reach, np.float32))]
         )
         return [self._node("Sub", [mean, reach]), self._node("Add", [mean, reach])]
 
@@ -130,9 +135,3 @@ class _Builder:
         output = gs.Variable(self.constants.fresh(f"statistics_{op.lower()}"), np.float32)
         self.graph.nodes.append(gs.Node(op, output.name, attrs, inputs, [output]))
         return output
-
-
-# Below this a channel is constant for all that float32 can tell.
-TINY_VARIANCE = 1e-10
-# Values further from the mean than this many deviations are outliers.
-REACH = 2.0
