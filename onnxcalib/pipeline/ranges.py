@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from onnxcalib.algorithms.calibration import Statistics
 from onnxcalib.algorithms.rounding import CandidatePrecisions, Ranges, round_to_nearest
 from onnxcalib.algorithms.teacher import Teacher
@@ -37,7 +39,11 @@ def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -
     for done, method in enumerate(TRIED, 1):
         losses[method] = loss_of(method)
         job.progress("ranges", done, len(TRIED))
+    return at(preferred(losses), RangeMethod.MSE)
+
+
+def preferred(losses: Mapping[RangeMethod, float]) -> RangeMethod:
+    """The estimator to take, by the loss of the model with each of them."""
     best = min(losses, key=losses.__getitem__)
     # Ranges that clip more are fragile once tuning moves the activations: they must be clearly better.
-    clearly = losses[best] < MARGIN * losses[RangeMethod.MSE]
-    return at(best if clearly else RangeMethod.MSE, RangeMethod.MSE)
+    return best if losses[best] < MARGIN * losses[RangeMethod.MSE] else RangeMethod.MSE
