@@ -26,7 +26,7 @@ LARGEST_BATCH = 64
 class Session:
     """A model ready to run on the CPU."""
 
-    def __init__(self, model: onnx.ModelProto, source: str = "the model") -> None:
+    def __init__(self, model: onnx.ModelProto, source: str = "the model", limit: int = PROTOBUF_LIMIT) -> None:
         check_runtime()
         import onnxruntime as ort
 
@@ -36,12 +36,12 @@ class Session:
         options.enable_cpu_mem_arena = False
         self.source = source
         try:
-            if model.ByteSize() < PROTOBUF_LIMIT:
+            if model.ByteSize() < limit:
                 self._session = ort.InferenceSession(serialized(model), options, providers=["CPUExecutionProvider"])
             else:
                 with tempfile.TemporaryDirectory() as folder:
                     path = Path(folder) / "model.onnx"
-                    write_model(model, path)
+                    write_model(model, path, limit)
                     self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the runtime's exceptions share no base class but this one
             raise ModelError(
