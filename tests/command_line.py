@@ -7,12 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
+from models import conv_net, feed_for, run
 from onnxcalib.cli.main import main
 
 COMMAND = [sys.executable, "-m", "onnxcalib.cli.main"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def case_in(where: Path, samples: int, tested: int = 0) -> Path:
+    """A folder with a model, its calibration data, and test data that the model is always right about."""
+    model = conv_net()
+    onnx.save(model, where / "model.onnx")
+    np.savez(where / "data.npz", **feed_for(model, samples))
+    if tested:
+        test = feed_for(model, tested, seed=1)
+        np.savez(where / "test.npz", **test, labels=run(model, test)["y"].argmax(axis=1))
+    return where
 
 
 def call(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

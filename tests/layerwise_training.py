@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from single_layers import correlated
+from jobs import correlated_data, job_on
 
-from models import feed_for
 from onnxcalib.algorithms.reconstruction import layerwise as stage
 from onnxcalib.algorithms.reconstruction.adaquant import STANDARD, LayerProblem, Optimised
 from onnxcalib.algorithms.reconstruction.layerwise import Layerwise
 from onnxcalib.model import layer_loss as part
-from onnxcalib.pipeline.job import Job, start
-from onnxcalib.pipeline.sweep import candidates_of
-from onnxcalib.plan import QuantPlan
+from onnxcalib.pipeline.job import Job
 from onnxcalib.progress import silent
-from onnxcalib.recipe import Engine, LayerOptimizer, Pipeline, RangeMethod, Recipe, parse_bits
+from onnxcalib.recipe import Engine, LayerOptimizer, Pipeline
 
 SAMPLES = 24
 RATES = dict.fromkeys((part.WEIGHT_RANGE, part.WEIGHT_LOW, part.INPUT_RANGE, part.INPUT_LOW, part.BIAS), 1e-2)
@@ -28,15 +25,8 @@ QUICK = replace(STANDARD, steps=10, rates={**RATES, part.WEIGHT: 0.1, part.ROUND
 
 
 def job_for(model: onnx.ModelProto, bits: str = "w3a4", target: str = "ort", samples: int = SAMPLES) -> Job:
-    recipe = Recipe(
-        Pipeline.ADVANCED,
-        parse_bits(bits),
-        target=target,
-        ranges=RangeMethod.MINMAX,
-        compression=0.5 if "," in bits else None,
-    )
-    data = {name: correlated(value, 1) for name, value in feed_for(model, samples).items()}
-    return start(model, data, recipe).jobs[0]
+    data, compression = correlated_data(model, samples), 0.5 if "," in bits else None
+    return job_on(model, data, bits, target, pipeline=Pipeline.ADVANCED, compression=compression)
 
 
 def layerwise_of(job: Job, **changes: Any) -> Layerwise:
@@ -49,10 +39,6 @@ def layerwise_of(job: Job, **changes: Any) -> Layerwise:
         "progress": silent,
     }
     return Layerwise(job.model, job.layers, job.places, job.target, job.data, **{**settings, **changes})
-
-
-def plan_of(job: Job) -> QuantPlan:
-    return candidates_of(job).stitch({layer.name: job.recipe.bits[0] for layer in job.layers})
 
 
 class Seen:

@@ -11,6 +11,8 @@ import onnxruntime as ort
 from onnx import numpy_helper, parser
 
 Arrays = dict[str, np.ndarray]
+HAS_TRAINING = hasattr(ort.capi._pybind_state, "GradientGraphBuilder")
+UNOPTIMIZED = {"graph_optimization_level": ort.GraphOptimizationLevel.ORT_DISABLE_ALL}
 
 
 def build(text: str, opset: int = 13, ir: int = 8, **stored: np.ndarray) -> onnx.ModelProto:
@@ -162,6 +164,48 @@ def branches() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def two_heads(more: str = "", shown: str = "") -> onnx.ModelProto:
+    """Logits on one branch, plain values on the other; the first layer feeds both, and more nodes may follow."""
+    text = f"""
+    net (float[N,3,6,6] x) => (float[N,5] y, float[N,4,6,6] z{shown}) {{
+        [stem] c = Conv <pads=[1,1,1,1]> (x, w1, b1)
+        [relu] r = Relu (c)
+        [pool] p = GlobalAveragePool (r)
+        [flat] f = Flatten (p)
+        [fc] y = Gemm <transB=1> (f, w2, b2)
+        [side] s = Conv (r, w3, b3)
+        [tanh] z = Tanh (s)
+        {more}
+    }}"""
+    return build(
+        text, w1=normal(6, 3, 3, 3, scale=0.3), b1=normal(6), w2=normal(5, 6), b2=normal(5),
+        w3=normal(4, 6, 1, 1, scale=0.4), b3=normal(4),
+    )  # fmt: skip
+
+
+def two_gemms(activation: str = "Tanh", hidden: int = 8) -> onnx.ModelProto:
+    """Two small layers, which are quick to train."""
+    text = f"""
+    net (float[N,6] x) => (float[N,3] y) {{
+        [one] c = Gemm (x, w1, b1)
+        [act] t = {activation} (c)
+        [two] y = Gemm (t, w2, b2)
+    }}"""
+    return build(text, w1=normal(6, hidden), b1=normal(hidden), w2=normal(hidden, 3), b2=normal(3))
+
+
+def any_length() -> onnx.ModelProto:
+    """Two products over sequences of any length."""
+    text = """
+    net (float[N,S,6] x) => (float[N,S,3] y) {
+        [one] a = MatMul (x, w1)
+        [bias] c = Add (a, b1)
+        [relu] r = Relu (c)
+        [two] y = MatMul (r, w2)
+    }"""
+    return build(text, w1=normal(6, 8), b1=normal(8), w2=normal(8, 3))
+
+
 BUILDERS = {
     builder.__name__: builder
     for builder in (conv_net, transformer_block, conv1d, conv3d, grouped, conv_transpose, branches)
@@ -196,6 +240,13 @@ def run(model: onnx.ModelProto | Path, feed: Arrays, **settings: Any) -> Arrays:
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, feed), strict=True))
 
 
+def optimized_ops(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """The ops that are left once the runtime has fused what it can."""
+    path = folder / "optimized.onnx"
+    session_of(model, optimized_model_filepath=str(path))
+    return op_types(onnx.load(path))
+
+
 def op_types(model: onnx.ModelProto) -> list[str]:
     """The ops of the main graph, in its order."""
     return [node.op_type for node in model.graph.node]
@@ -204,3 +255,9 @@ def op_types(model: onnx.ModelProto) -> list[str]:
 def initializer(model: onnx.ModelProto, name: str) -> np.ndarray:
     """The value of an initialiser."""
     return next(numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == name)
+
+
+def change(model: onnx.ModelProto, name: str, value: np.ndarray) -> None:
+    """Gives an initialiser another value, in place."""
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(value, name))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from said import names
 
 from models import conv_net, feed_for
 from onnxcalib import Precision, Recipe, quantize, write_model
@@ -62,24 +63,23 @@ def test_nominal_bytes_shrink_the_codes_alone() -> None:
     assert compilers.nominal_bytes(result.plan, 10_000) == 10_000 - inner / 2
 
 
-def a_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> dict:
-    (tmp_path / "probe_own.py").write_text(text)
-    monkeypatch.setattr(compilers, "PROBES", tmp_path)
-    tool = compilers.Tool("own", "ort", (), "own")
-    return compilers.ask(tool, Path(sys.executable), Path("m.onnx"), Path("f.npz"), tmp_path / "out.npz")
+def a_probe(folder: Path, text: str, longest: float = 60) -> dict:
+    (folder / "probe_own.py").write_text(text)
+    tool, files = compilers.Tool("own", "ort", (), "own"), (Path("m.onnx"), Path("f.npz"), folder / "out.npz")
+    return compilers.ask(tool, Path(sys.executable), *files, folder, longest)
 
 
-def test_a_probe_that_crashes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = a_probe(tmp_path, monkeypatch, "import sys; sys.exit('illegal instruction')")
+def test_a_probe_that_crashes_says_so(tmp_path: Path) -> None:
+    answer = a_probe(tmp_path, "import sys; sys.exit('illegal instruction')")
     row = compilers.row_of("own", "net", answer, tmp_path / "out.npz", tmp_path / "reference.npz")
     assert not row.loads
-    assert row.note == "stopped with code 1: illegal instruction"
+    names(row.note, "code 1", "illegal instruction")
 
 
-def test_a_probe_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilers, "LONGEST", 0.5)
-    answer = a_probe(tmp_path, monkeypatch, "import time; time.sleep(60)")
-    assert answer == {"loads": False, "error": "no answer in 0 s"}
+def test_a_probe_that_never_ends_is_stopped(tmp_path: Path) -> None:
+    answer = a_probe(tmp_path, "import time; time.sleep(60)", longest=1)
+    assert answer["loads"] is False
+    names(answer["error"], "1 s")
 
 
 def test_an_environment_that_does_not_install_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_an_environment_that_does_not_install_gives_the_reason(tmp_path: Path, m
     monkeypatch.setattr(compilers.subprocess, "run", failing)
     python, words = compilers.environment(compilers.TOOLS["rknn-2.3"], tmp_path)
     assert python is None
-    assert words == "does not install: ERROR: no wheel for it"
+    names(words, "no wheel for it")
 
 
 def file_for(target: str, folder: Path) -> tuple[Path, Path]:

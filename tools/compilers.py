@@ -143,17 +143,19 @@ def environment(tool: Tool, work: Path) -> tuple[Path | None, str]:
     return python, ""
 
 
-def ask(tool: Tool, python: Path, model: Path, feeds: Path, outputs: Path) -> dict[str, Any]:
+def ask(
+    tool: Tool, python: Path, model: Path, feeds: Path, outputs: Path, probes: Path = PROBES, longest: float = LONGEST
+) -> dict[str, Any]:
     """The probe's answer; one that stops or never ends is an answer too."""
     outputs.unlink(missing_ok=True)
-    command = [python, PROBES / f"probe_{tool.probe}.py", model, feeds, outputs]
+    command = [python, probes / f"probe_{tool.probe}.py", model, feeds, outputs]
     settings = {**os.environ, **tool.settings, "PYTHONPATH": ""}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=LONGEST, env=settings, cwd=outputs.parent
+            command, capture_output=True, text=True, check=False, timeout=longest, env=settings, cwd=outputs.parent
         )
     except subprocess.TimeoutExpired:
-        return {"loads": False, "error": f"no answer in {LONGEST:.0f} s"}
+        return {"loads": False, "error": f"no answer in {longest:.0f} s"}
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if done.returncode or not last.startswith("{"):
         words = (done.stderr.strip().splitlines() or ["no word"])[-1]

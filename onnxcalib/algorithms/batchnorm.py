@@ -12,6 +12,7 @@ from onnxcalib.algorithms.rounding import least_scale
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import Dataset
 from onnxcalib.model.channel_statistics import (
+    REACH,
     TINY_VARIANCE,
     bound_names,
     mean_name,
@@ -66,6 +67,7 @@ class Tuner:
     data: Dataset
     teacher: Teacher
     reference: BatchNormReference
+    reach: float = REACH
 
     def tune(self, plan: QuantPlan, progress: Progress) -> Tuned:
         """Rounds of tuning for as long as the held-out loss falls; the best plan of all is kept."""
@@ -101,7 +103,7 @@ class Tuner:
         """
         layers = [layer for layer in self.layers if layer.takes_bias]
         wanted = [] if wanted is None else wanted
-        teacher = Session(with_statistics(self.model.proto, layers)) if not wanted else None
+        teacher = Session(with_statistics(self.model.proto, layers, reach=self.reach)) if not wanted else None
         quantized = write_qdq(self.model, self.layers, plan, self._plain())
         pupil = Session(with_statistics(quantized, layers, LIMITS))
         sums = (_Sums(layers), _Sums(layers))

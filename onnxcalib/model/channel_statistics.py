@@ -13,6 +13,11 @@ from onnxcalib.model.graph import edit
 from onnxcalib.model.io import opset_of
 from onnxcalib.model.layers import Layer
 
+# Below this a channel is constant for all that float32 can tell.
+TINY_VARIANCE = 1e-10
+# Values further from the mean than this many deviations are outliers.
+REACH = 2.0
+
 
 def mean_name(layer: Layer) -> str:
     """The output with a layer's channel means."""
@@ -35,7 +40,7 @@ def wanted_name(output: str) -> str:
 
 
 def with_statistics(
-    model: onnx.ModelProto, layers: Sequence[Layer], limits: tuple[float, float] | None = None
+    model: onnx.ModelProto, layers: Sequence[Layer], limits: tuple[float, float] | None = None, reach: float = REACH
 ) -> onnx.ModelProto:
     """The model with channel means and variances as its only outputs.
 
@@ -44,16 +49,16 @@ def with_statistics(
     """
 
     def change(graph: gs.Graph) -> None:
-        builder = _Builder(graph, opset_of(model))
+        builder = _Builder(graph, opset_of(model), reach)
         graph.outputs = [value for layer in layers for value in builder.add(layer, limits)]
 
     return edit(model, change)
 
 
 class _Builder(SurgeonBuilder):
-    def __init__(self, graph: gs.Graph, opset: int) -> None:
+    def __init__(self, graph: gs.Graph, opset: int, reach: float) -> None:
         super().__init__(graph)
-        self.opset = opset
+        self.opset, self.reach = opset, reach
         self.nodes = {node.name: node for node in graph.nodes}
 
     def add(self, layer: Layer, limits: tuple[float, float] | None) -> list[gs.Variable]:
@@ -79,8 +84,9 @@ class _Builder(SurgeonBuilder):
 
     def _bounds(self, layer: Layer, tensor: gs.Variable) -> list[gs.Variable]:
         mean, variance = self._moments(layer, tensor)
-        reach = self.node("Mul", [self.node("Sqrt", [variance]), self.constant("reach", np.array(REACH, np.float32))])
-        return [self.node("Sub", [mean, reach]), self.node("Add", [mean, reach])]
+        reach = self.constant("reach", np.array(self.reach, np.float32))
+        wide = self.node("Mul", [self.node("Sqrt", [variance]), reach])
+        return [self.node("Sub", [mean, wide]), self.node("Add", [mean, wide])]
 
     def _wanted(self, layer: Layer, output: str) -> gs.Variable:
         value = gs.Variable(wanted_name(output), np.float32, [layer.channels])
@@ -120,9 +126,3 @@ class _Builder(SurgeonBuilder):
 
     def _ints(self, name: str, values: Sequence[int]) -> gs.Constant:
         return self.constant(name, np.array(values, np.int64))
-
-
-# Below this a channel is constant for all that float32 can tell.
-TINY_VARIANCE = 1e-10
-# Values further from the mean than this many deviations are outliers.
-REACH = 2.0

@@ -135,10 +135,13 @@ def constant_bytes(model: onnx.ModelProto) -> int:
     return sum(len(tensor.raw_data) or numpy_helper.to_array(tensor).nbytes for tensor in model.graph.initializer)
 
 
-def write_model(model: onnx.ModelProto, path: str | Path) -> None:
-    """Writes the file under a temporary name and renames it, so that a half-written one never stands there."""
+def write_model(model: onnx.ModelProto, path: str | Path, limit: int = PROTOBUF_LIMIT) -> None:
+    """Writes the file under a temporary name and renames it, so that a half-written one never stands there.
+
+    From so many bytes on, the weights go into a file beside it.
+    """
     path = Path(path)
-    if model.ByteSize() < PROTOBUF_LIMIT:
+    if model.ByteSize() < limit:
         with replacing(path) as temporary:
             temporary.write_bytes(serialized(model))
         return

@@ -131,7 +131,7 @@ def _bits(value: Any) -> str | None:
     if _of(int, str)(value) is not None:
         return str(value)
     words = _list_of(_of(str))(value)
-    return None if words is None else ",".join(words)
+    return ",".join(words) if words else None
 
 
 _READERS: Mapping[Kind, Callable[[Any], Any]] = {

@@ -25,17 +25,17 @@ LARGEST_BATCH = 64
 class Session:
     """A model ready to run on the CPU."""
 
-    def __init__(self, model: onnx.ModelProto, source: str = "the model") -> None:
+    def __init__(self, model: onnx.ModelProto, source: str = "the model", limit: int = PROTOBUF_LIMIT) -> None:
         options = new_options()
         # Freed after each run: a pool would keep the largest batch's memory for good.
         options.enable_cpu_mem_arena = False
         self.source = source
-        if model.ByteSize() < PROTOBUF_LIMIT:
+        if model.ByteSize() < limit:
             self._session = open_session(serialized(model), options, source)
         else:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "model.onnx"
-                write_model(model, path)
+                write_model(model, path, limit)
                 self._session = open_session(path, options, source)
         self.outputs = [value.name for value in self._session.get_outputs()]
 

@@ -7,12 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
+from jobs import plan_of
 from onnx import numpy_helper
-from tuning import SAMPLES, job_for, plan_of, stats, tuner_of
+from tuning import SAMPLES, job_for, stats, tuner_of
 
 from models import (
     BUILDERS,
     build,
+    change,
     conv1d,
     conv_net,
     conv_transpose,
@@ -24,8 +26,14 @@ from models import (
     transformer_block,
 )
 from onnxcalib.algorithms.batchnorm import LIMITS, ROUNDS, refuse
-from onnxcalib.model import channel_statistics as normalize
-from onnxcalib.model.channel_statistics import bound_names, mean_name, variance_name, wanted_name, with_statistics
+from onnxcalib.model.channel_statistics import (
+    REACH,
+    bound_names,
+    mean_name,
+    variance_name,
+    wanted_name,
+    with_statistics,
+)
 from onnxcalib.model.layers import Layer, find_layers
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.subgraph import with_outputs
@@ -33,6 +41,8 @@ from onnxcalib.pipeline.pipelines import quantize as quantize_model
 from onnxcalib.progress import silent
 from onnxcalib.recipe import BatchNormReference, Pipeline, RangeMethod, Recipe, parse_bits
 from onnxcalib.targets import find_target
+
+ALL = 1e9  # so far that no value is an outlier: then re-fusing restores the statistics exactly
 
 
 def stored_codes(model: onnx.ModelProto) -> dict[str, bytes]:
@@ -51,17 +61,11 @@ def channel_axis(layer: Layer) -> int:
     return 1 if layer.op in ("Conv", "ConvTranspose") else -1
 
 
-def by_numpy(values: np.ndarray, layer: Layer) -> tuple[np.ndarray, np.ndarray]:
+def by_numpy(values: np.ndarray, layer: Layer, reach: float) -> tuple[np.ndarray, np.ndarray]:
     rows = np.moveaxis(values.astype(np.float64), channel_axis(layer), -1).reshape(-1, layer.channels)
-    mean, reach = rows.mean(axis=0), normalize.REACH * rows.std(axis=0)
-    rows = np.clip(rows, mean - reach, mean + reach)  # outliers are cut
+    mean, far = rows.mean(axis=0), reach * rows.std(axis=0)
+    rows = np.clip(rows, mean - far, mean + far)  # outliers are cut
     return rows.mean(axis=0), rows.var(axis=0)
-
-
-@pytest.fixture
-def no_outliers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statistics of all values: then re-fusing restores them exactly."""
-    monkeypatch.setattr(normalize, "REACH", 1e9)
 
 
 def at_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -79,13 +83,12 @@ def test_statistics_are_those_of_numpy(builder: Callable[[], onnx.ModelProto], o
     tensors = run(with_outputs(ready.proto, [layer.summed for layer in layers]), data)
     assert len(found) == 4 * len(layers)
     for layer in layers:
-        mean, variance = by_numpy(tensors[layer.summed], layer)
+        mean, variance = by_numpy(tensors[layer.summed], layer, REACH)
         assert found[mean_name(layer)].shape == (layer.channels,)
         np.testing.assert_allclose(found[mean_name(layer)], mean, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found[variance_name(layer)], variance, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("no_outliers")
 @pytest.mark.parametrize("opset", [13, 18])
 def test_later_layers_see_normalized_inputs(opset: int) -> None:
     text = """
@@ -100,7 +103,7 @@ def test_later_layers_see_normalized_inputs(opset: int) -> None:
     one, two = find_layers(ready).layers
     data = feed_for(model, 9)
     c = run(with_outputs(model, ["c"]), data)["c"].astype(np.float64)
-    mean, variance = by_numpy(c, one)
+    mean, variance = by_numpy(c, one, ALL)
     wanted = stats([0.5, -2.0, 3.0], variance * [1.0, 1.5**2, 100.0])  # the last is beyond the limits
     factor = np.array([1.0, 1.5, LIMITS[1]])
     shape = (1, 3, 1, 1)
@@ -258,18 +261,17 @@ def test_an_empty_bias_is_filled() -> None:
     assert len(node.input) == 3
 
 
-@pytest.mark.usefixtures("no_outliers")
 @pytest.mark.parametrize("builder", [conv_net, transformer_block, conv_transpose])
 def test_the_written_model_has_the_statistics_of_the_float_model(builder: Callable[[], onnx.ModelProto]) -> None:
     """One batch, everything but layer inputs and weights float: each layer gets exactly the wanted means."""
     model = builder()
     job = job_for(model, "w4a8", "paper")
     plan = plan_of(job)
-    wanted, found = tuner_of(job).statistics(plan, silent)
+    wanted, found = tuner_of(job, reach=ALL).statistics(plan, silent)
     tuned = refuse(plan, job.layers, job.target, wanted, found, scale=True)
     layers = [layer for layer in job.layers if layer.name in wanted]
     assert {layer.name for layer in job.layers} - set(wanted) <= {"key", "value"}
-    measured = run(with_statistics(job.write(tuned), layers), feed_for(model, SAMPLES))
+    measured = run(with_statistics(job.write(tuned), layers, reach=ALL), feed_for(model, SAMPLES))
     for layer in layers:
         spread = np.sqrt(wanted[layer.name].variance)
         # Only float32 rounding is left, unless it moves an input from one code to the next.
@@ -279,15 +281,13 @@ def test_the_written_model_has_the_statistics_of_the_float_model(builder: Callab
             np.testing.assert_allclose(np.sqrt(measured[variance_name(layer)]), spread, rtol=1e-3)
 
 
-@pytest.mark.usefixtures("no_outliers")
 def test_negative_gamma_is_restored_by_its_size() -> None:
     model = conv_net()
-    for tensor in model.graph.initializer:
-        if tensor.name.endswith("_gamma"):
-            signs = np.where(np.arange(8) % 2, -1, 1).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * signs, tensor.name))
+    signs = np.where(np.arange(8) % 2, -1, 1).astype(np.float32)
+    for name in ("n1_gamma", "n2_gamma", "n3_gamma"):
+        change(model, name, initializer(model, name) * signs)
     job = job_for(model, "w3a8", "paper")
-    plan, tuner = plan_of(job), tuner_of(job, BatchNormReference.BATCHNORM)
+    plan, tuner = plan_of(job), tuner_of(job, BatchNormReference.BATCHNORM, reach=ALL)
     wanted, found = tuner.statistics(plan, silent)
     stem = job.layers[0]
     assert stem.batch_norm is not None
@@ -295,11 +295,11 @@ def test_negative_gamma_is_restored_by_its_size() -> None:
     np.testing.assert_allclose(wanted["stem"].mean, stem.batch_norm.beta, rtol=1e-6)
     np.testing.assert_allclose(wanted["stem"].variance, stem.batch_norm.gamma**2, rtol=1e-6)
     # The head and the classifier have no batch norm: there the float model's statistics stand in.
-    measured = tuner_of(job).statistics(plan, silent)[0]
+    measured = tuner_of(job, reach=ALL).statistics(plan, silent)[0]
     for name in ("head", "fc"):
         np.testing.assert_array_equal(wanted[name].mean, measured[name].mean)
     tuned = refuse(plan, job.layers, job.target, wanted, found, scale=True)
-    again = run(with_statistics(job.write(tuned), job.layers[:1]), feed_for(model, SAMPLES))
+    again = run(with_statistics(job.write(tuned), job.layers[:1], reach=ALL), feed_for(model, SAMPLES))
     factor = np.sqrt(wanted["stem"].variance / found["stem"].variance)
     kept = (factor > LIMITS[0]) & (factor < LIMITS[1])
     assert kept.any()
@@ -314,9 +314,8 @@ def trained() -> onnx.ModelProto:
     data = feed_for(model, 400, seed=9)
     for number in (1, 2, 3):
         seen = run(with_outputs(model, [f"c{number}"]), data)[f"c{number}"]
-        for name, value in (("mean", seen.mean(axis=(0, 2, 3))), ("var", seen.var(axis=(0, 2, 3)))):
-            tensor = next(it for it in model.graph.initializer if it.name == f"n{number}_{name}")
-            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+        change(model, f"n{number}_mean", seen.mean(axis=(0, 2, 3)))
+        change(model, f"n{number}_var", seen.var(axis=(0, 2, 3)))
     return model
 
 

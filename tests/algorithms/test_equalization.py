@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from jobs import job_on
 
 from models import Arrays, build, feed_for, norm_of, normal, run
 from onnxcalib import Pipeline, Precision, Recipe, quantize
@@ -15,7 +16,7 @@ from onnxcalib.analysis.compare import compare_layers
 from onnxcalib.analysis.diagnose import diagnose
 from onnxcalib.model.equalize import METADATA, QUARTERS, equalized_as, exponents_of, factors_of, find_uneven
 from onnxcalib.model.quantized import read_quantized
-from onnxcalib.pipeline.job import Job, start
+from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.stages import equalization, equalize
 
 LOUDNESS = np.exp2(-np.arange(8, dtype=np.float32) / 1.5)  # of the channels before the depthwise layer
@@ -46,8 +47,7 @@ def separable(activation: str = "Clip (b1, zero, six)", reads: str = "r1", peak:
 
 
 def job_of(model: onnx.ModelProto, target: str = "ort", **more: object) -> Job:
-    recipe = Recipe(Pipeline.LIGHT, bits=(Precision.parse("w8a4"),), target=target, **more)
-    return start(model, feed_for(model, 32), recipe).jobs[0]
+    return job_on(model, feed_for(model, 32), "w8a4", target, **more)
 
 
 def assert_alike(one: Job, other: Job, feed: Arrays) -> None:
@@ -104,8 +104,7 @@ def test_no_channel_is_brought_to_where_the_activation_cuts() -> None:
     ids=["sigmoid", "clip from six", "read twice", "per tensor", "depthwise in float"],
 )
 def test_what_a_factor_cannot_pass_stays_as_it_is(model: onnx.ModelProto, target: str, more: dict[str, object]) -> None:
-    bits = (Precision.parse("w8a8"),)
-    job = start(model, feed_for(model, 8), Recipe(Pipeline.LIGHT, bits=bits, target=target, **more)).jobs[0]
+    job = job_on(model, feed_for(model, 8), "w8a8", target, **more)
     assert names(job) == []
     assert equalize(job, equalization(job)).model is job.model
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from said import refused
 
-from models import Arrays, build, normal
+from models import HAS_TRAINING, Arrays, build, normal
 from onnxcalib.autodiff import gradients as differentiate
 from onnxcalib.autodiff.adam import Adam
 from onnxcalib.autodiff.gradients import Gradients, Loss, choose_engine
@@ -15,9 +15,8 @@ from onnxcalib.errors import ModelError, RuntimeMissingError
 from onnxcalib.recipe import Engine
 from onnxcalib.runtime.installed import Runtime
 
-TRAINING = hasattr(ort.capi._pybind_state, "GradientGraphBuilder")
-ENGINES = [Engine.STANDARD, Engine.TRAINING] if TRAINING else [Engine.STANDARD]
-needs_training = pytest.mark.skipif(not TRAINING, reason="needs onnxruntime-training-cpu")
+ENGINES = [Engine.STANDARD, Engine.TRAINING] if HAS_TRAINING else [Engine.STANDARD]
+needs_training = pytest.mark.skipif(not HAS_TRAINING, reason="needs onnxruntime-training-cpu")
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 # The operation, the shapes of its input and output without the batch, and that of its weight.
@@ -191,11 +190,11 @@ def test_steps_along_the_gradients_lower_the_loss(engine: Engine) -> None:
 @each_engine
 def test_a_wrong_feed_is_refused_in_a_sentence(engine: Engine) -> None:
     gradients, feed = layer_gradients("gemm", engine), layer_feed("gemm")
-    with pytest.raises(ModelError, match="reads target, x, but was fed x"):
+    with refused(ModelError, "target"):
         gradients.run({"x": feed["x"]})
-    with pytest.raises(ModelError, match="failed while differentiating the loss"):
+    with refused(ModelError, "differentiating"):
         gradients.run({**feed, "x": feed["x"][:, :5]})
-    with pytest.raises(ModelError, match="failed while computing the loss"):
+    with refused(ModelError, "computing"):
         Loss(layer_loss("gemm", "Relu (c)")).run(feed)
     assert gradients.run(feed) > 0
 
@@ -215,7 +214,7 @@ def test_where_no_engine_is_asked_for_the_other_one_helps() -> None:
         loss = ReduceMean <keepdims=0> (e)
     }"""
     model, parameters, feed = build(text, ir=10), {"w": normal(2, 3, 2, 2)}, {"x": normal(3, 2, 4, 4)}
-    with pytest.raises(ModelError, match=r"ConvTranspose.*--engine standard"):
+    with refused(ModelError, "ConvTranspose", "--engine standard"):
         Gradients(model, parameters, Engine.TRAINING)
     found = Gradients(model, parameters, Engine.AUTO)
     assert found.run(feed) > 0
@@ -232,16 +231,15 @@ def test_the_engine_depends_on_what_is_installed(monkeypatch: pytest.MonkeyPatch
     assert [choose_engine(engine) for engine in Engine] == [Engine.TRAINING, Engine.TRAINING, Engine.STANDARD]
     installed(monkeypatch, gradients=False)
     assert [choose_engine(engine) for engine in (Engine.AUTO, Engine.STANDARD)] == [Engine.STANDARD] * 2
-    with pytest.raises(RuntimeMissingError) as raised:
+    typed = "pip uninstall -y onnxruntime && pip install 'onnxcalib[training]'"
+    with refused(RuntimeMissingError, "1.2.3", typed, "--engine standard"):
         choose_engine(Engine.TRAINING)
-    assert "pip uninstall -y onnxruntime && pip install 'onnxcalib[training]'" in str(raised.value)
-    assert "--engine standard works without" in str(raised.value)
 
 
 def test_the_engine_of_this_environment() -> None:
     assert choose_engine(Engine.AUTO) is ENGINES[-1]
-    if TRAINING:
+    if HAS_TRAINING:
         assert choose_engine(Engine.TRAINING) is Engine.TRAINING
     else:
-        with pytest.raises(RuntimeMissingError, match="has no training; the training engine needs"):
+        with refused(RuntimeMissingError, "onnxruntime-training-cpu"):
             choose_engine(Engine.TRAINING)

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from onnx import TensorProto, numpy_helper
+from gradient_check import doubled
 from onnx.reference import ReferenceEvaluator
+from said import refused
 
-from models import Arrays, build, normal, run
+from models import HAS_TRAINING, Arrays, build, normal, run
 from onnxcalib.autodiff.interface import NoGradientError, gradient_name
 from onnxcalib.autodiff.training.gradient_model import gradient_model
 from onnxcalib.errors import ModelError
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(ort.capi._pybind_state, "GradientGraphBuilder"), reason="needs onnxruntime-training-cpu"
-)
+pytestmark = pytest.mark.skipif(not HAS_TRAINING, reason="needs onnxruntime-training-cpu")
 
 IMAGE = (2, 4, 5, 5)
 CHANNELS = {"g": (4,), "b": (4,), "m": (4,), "v": (4,)}
@@ -56,20 +54,6 @@ def values_for(shapes: dict[str, tuple[int, ...]]) -> Arrays:
         spread = rng.permutation((np.arange(size) + 0.37) / size * 4 - 2).reshape(shape)
         feed[name] = (np.abs(spread) + 0.5 if name in POSITIVE else spread).astype(np.float32)
     return feed
-
-
-def doubled(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for value in (*copy.graph.input, *copy.graph.output):
-        value.type.tensor_type.elem_type = TensorProto.DOUBLE
-    for tensor in copy.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
-    for node in copy.graph.node:
-        if node.op_type == "Cast":
-            node.attribute[0].i = TensorProto.DOUBLE
-    return copy
 
 
 def differences(model: onnx.ModelProto, parameters: Sequence[str], feed: Arrays, step: float = 1e-5) -> Arrays:
@@ -329,13 +313,13 @@ def test_an_op_without_a_gradient_does_no_harm_off_the_path() -> None:
 
 def test_what_cannot_be_is_refused_in_a_sentence() -> None:
     text = "net (float[4] x) => (float loss) { loss = ReduceSum <keepdims=0> (x) }"
-    with pytest.raises(ModelError, match="opset 13 to 21, not 22"):
+    with refused(ModelError, "opset", 13, 21, 22):
         gradient_model(build(text, opset=22, ir=10), ["x"])
-    with pytest.raises(ModelError, match="'w' is no input"):
+    with refused(ModelError, "'w'"):
         gradient_model(build(text), ["w"])
     free = """net (float[N,2,H,H] x, float[3,2,3,3] w) => (float loss) {
         [free] y = Conv <auto_pad="SAME_UPPER"> (x, w)
         loss = ReduceSum <keepdims=0> (y)
     }"""
-    with pytest.raises(ModelError, match="pads of Conv 'free' depend on an unknown size"):
+    with refused(ModelError, "Conv 'free'"):
         gradient_model(build(free), ["w"])

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
-from models import Arrays, build, normal, run
+from models import HAS_TRAINING, Arrays, build, normal, run
 from onnxcalib.autodiff.interface import gradient_name
 from onnxcalib.autodiff.training.gradient_model import gradient_model
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(ort.capi._pybind_state, "GradientGraphBuilder"), reason="needs onnxruntime-training-cpu"
-)
+pytestmark = pytest.mark.skipif(not HAS_TRAINING, reason="needs onnxruntime-training-cpu")
 
 
 def quantizer_loss(shape: str, attributes: str, opset: int = 17) -> onnx.ModelProto:

@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 from rich.table import Table
+from said import names
 
 from onnxcalib.cli.tables import allocation_table, sensitivity_table
 from onnxcalib.mixed_precision.allocate import Allocation
@@ -27,11 +28,13 @@ def lines(table: Table) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("table", "shown"),
+    ("table", "fact", "rows"),
     [
-        (allocation_table(ALLOCATION), ["Assignment by integer program", "layer  precision", "a      w8a8"]),
-        (sensitivity_table(SENSITIVITY), ["Increase of the distillation loss", "layer      w4a4", "a      0.250000"]),
+        (allocation_table(ALLOCATION), "integer program", [["layer", "precision"], ["a", "w8a8"]]),
+        (sensitivity_table(SENSITIVITY), "distillation loss", [["layer", "w4a4"], ["a", "0.250000"]]),
     ],
 )
-def test_a_title_is_one_line_above_a_narrow_table(table: Table, shown: list[str]) -> None:
-    assert lines(table) == shown
+def test_a_title_is_one_line_above_a_narrow_table(table: Table, fact: str, rows: list[list[str]]) -> None:
+    title, *shown = lines(table)
+    names(title, fact)
+    assert [line.split() for line in shown] == rows

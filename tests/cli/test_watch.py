@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import platform
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from command_line import said_by
+from command_line import case_in, said_by
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
+from said import names
 
-from models import conv_net, feed_for
 from onnxcalib.cli.watch import Watch
 from onnxcalib.progress import Event
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("watch")
-    onnx.save(conv_net(), where / "model.onnx")
-    np.savez(where / "data.npz", **feed_for(conv_net(), 32))
-    return where
+    return case_in(tmp_path_factory.mktemp("watch"), 32)
 
 
 def light(folder: Path, output: Path) -> list[str | Path]:
@@ -71,12 +68,11 @@ def test_an_error_is_an_event_too(folder: Path, tmp_path: Path, capsys: pytest.C
 def test_a_log_for_bug_reports(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = said_by(capsys, *light(folder, tmp_path / "small.onnx"), "-v")
     assert (code, out) == (0, "")
-    for words in ("python: 3.", f"onnx: {onnx.__version__}", "runtime: onnxruntime", "layers: 5: stem, depth",
-                  'pipeline = "light"; bits', "statistics begins", "sensitivity: ", "rounds"):  # fmt: skip
-        assert words in err, words
+    names(err, f"python: {platform.python_version()}", f"onnx: {onnx.__version__}", "runtime: onnxruntime")
+    names(err, "stem", "depth", 'pipeline = "light"', "statistics", "sensitivity", "rounds")
+    assert "run directory" not in err
     code, out, err = said_by(capsys, *light(folder, tmp_path / "small.onnx"), "-v")
-    assert "statistics: taken from the run directory; tensors" in err
-    assert "resumed: equalization, statistics, ranges, sensitivity, allocation, batch norm" in err
+    names(err, "run directory", "equalization, statistics, ranges, sensitivity, allocation, batch norm")
 
 
 def test_quiet_otherwise(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +81,7 @@ def test_quiet_otherwise(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert len(err.splitlines()) == 3
     code, _out, err = said_by(capsys, *light(folder, tmp_path / "small.onnx"), "-v", "--json")
     assert code == 2
-    assert "--verbose has no effect with --json" in err
+    names(err, "--verbose", "--json")
 
 
 def test_show(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,13 +92,10 @@ def test_show(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     damaged.write_bytes(b"")
     code, out, _err = said_by(capsys, "runs", "show", run)
     assert code == 0
-    assert f"model     {folder / 'model.onnx'}" in out
-    assert f"data      {folder / 'data.npz'}" in out
-    assert 'bits = ["w4a4", "w8a8"]' in out
+    names(out, folder / "model.onnx", folder / "data.npz", 'bits = ["w4a4", "w8a8"]', damaged)
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
     assert rows["statistics"][1:4] == ["finished", "1", "0"]
     assert "allocation" not in rows
-    assert f"damaged: {damaged}" in out
     assert said_by(capsys, "runs", "show", tmp_path / "none")[0] == 6
     assert said_by(capsys, "runs", "show", folder)[0] == 6
 
@@ -127,4 +120,4 @@ def test_bars_on_a_terminal() -> None:
         watch("calibrate", 2, 50)  # of the next model
         assert shown()["calibrate"] == (2, 50)
         watch.event(Event("resumed", {"reused": ["statistics", "2 of 9 layers of parallel training"]}))
-    assert "resumed: statistics, 2 of 9 layers of parallel training" in screen.file.getvalue()
+    names(screen.file.getvalue(), "2 of 9 layers of parallel training")

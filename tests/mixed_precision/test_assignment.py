@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
+from by_hand import divergence
+from said import refused
 
 from models import conv_net, feed_for, run, transformer_block
 from onnxcalib.errors import RecipeError
@@ -124,14 +125,14 @@ def test_a_budget_that_is_never_kept_is_an_error() -> None:
         calls.append(choices)
         return 9.75
 
-    with pytest.raises(RecipeError, match=r"--max-loss 0.7 could not be kept in \d+ tries; the last lost 9.75"):
+    with refused(RecipeError, "--max-loss 0.7", 9.75):
         assign(table, recipe(max_loss=0.7), measure)
     assert 1 < len(calls) <= TRIES
     assert set(calls[-1].values()) == {Precision(8, 8)}  # even the base precision was tried
 
 
 def test_a_budget_below_the_base_loss_is_an_error() -> None:
-    with pytest.raises(RecipeError, match=r"--max-loss 0.4 cannot be kept: .* at w8a8 the loss is already 0.5"):
+    with refused(RecipeError, "--max-loss 0.4", "w8a8", 0.5):
         assign(example(), recipe(max_loss=0.4), lambda _: pytest.fail("nothing is to be measured"))
 
 
@@ -148,7 +149,7 @@ def test_another_cost_may_be_made_small() -> None:
     assert by_bops.costs["bops"] < by_size.costs["bops"]
     assert by_bops.costs["size"] > by_size.costs["size"]
     assert by_bops.choices["fc"] == W4A4
-    with pytest.raises(RecipeError, match=r"cost 'bobs' is unknown. Near names: bops"):
+    with refused(RecipeError, "'bobs'", "bops"):
         assign(table, recipe(max_loss=0.6, minimise="bobs"), additive(table))
 
 
@@ -172,29 +173,29 @@ def test_limits_are_relative_to_float_and_a_users_own_as_they_are(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"),
+    ("limit", "fact"),
     [
-        ("bop=0.05", r"--limit 'bop=0.05' names no cost. Near names: bops"),
-        ("latency=3", r"--limit 'latency=3' names no cost"),
-        ("bops=few", r"--limit 'bops=few' has no number"),
-        ("bops", r"--limit 'bops' is not of the form NAME=VALUE"),
-        ("bops=", r"--limit 'bops=' is not of the form NAME=VALUE"),
-        ("=3", r"--limit '=3' is not of the form NAME=VALUE"),
+        ("bop=0.05", "bops"),
+        ("latency=3", "bops"),  # one of the costs that there are
+        ("bops=few", "number"),
+        ("bops", "NAME=VALUE"),
+        ("bops=", "NAME=VALUE"),
+        ("=3", "NAME=VALUE"),
     ],
 )
-def test_a_limit_that_says_nothing_is_refused(limit: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_a_limit_that_says_nothing_is_refused(limit: str, fact: str) -> None:
+    with refused(RecipeError, f"--limit '{limit}'", fact):
         Request.of(example(), recipe(limits=(limit,)))
 
 
 def test_a_limit_that_is_no_number_is_refused() -> None:
-    with pytest.raises(RecipeError, match="nan is not a limit"):
+    with refused(RecipeError, "nan", "bops"):
         solve(example(), recipe(limits=("bops=nan",)), METHODS[0])
 
 
 def test_compression_needs_the_float_size() -> None:
     table = replace(example(), float_costs={})
-    with pytest.raises(RecipeError, match="the table lacks"):
+    with refused(RecipeError, "--compression", "size"):
         solve(table, recipe(compression=0.2), METHODS[0])
 
 
@@ -212,17 +213,17 @@ def test_pins_are_patterns_and_edges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pin", "said"),
+    ("pin", "facts"),
     [
-        ("blok.1=w4a4", r"--pin 'blok.1' matches no layer. Near names: block.1"),
-        ("zzz*=w4a4", r"--pin 'zzz\*' matches no layer"),
-        ("fc=w4x", "'w4x' is not a precision"),
-        ("fc=w9a9", "out of range"),
-        ("fc", "--pin 'fc' is not of the form"),
+        ("blok.1=w4a4", ("--pin 'blok.1'", "block.1")),
+        ("zzz*=w4a4", ("--pin 'zzz*'", "stem")),
+        ("fc=w4x", ("'w4x'",)),
+        ("fc=w9a9", (9, "2 to 8")),
+        ("fc", ("--pin 'fc'", "NAME=VALUE")),
     ],
 )
-def test_a_pin_that_fits_nothing_is_refused(pin: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_a_pin_that_fits_nothing_is_refused(pin: str, facts: tuple[object, ...]) -> None:
+    with refused(RecipeError, *facts):
         Request.of(example(), recipe(compression=0.2, pins=(pin,)))
 
 
@@ -231,9 +232,9 @@ def test_a_pin_holds_whatever_it_costs() -> None:
     found = assign(table, recipe(compression=0.2, pins=("block.*=w8a8",)), additive(table)).allocation
     assert found.choices["block.1"] == found.choices["block.2"] == BASE
     assert found.costs["size"] <= 9600
-    with pytest.raises(RecipeError, match="pinned to w3a3, which is not among its choices"):
+    with refused(RecipeError, "'fc'", "w3a3"):
         assign(table, recipe(compression=0.2, pins=("fc=w3a3",)), additive(table))
-    with pytest.raises(RecipeError, match=r"the least reachable is 10,000 \(compression 0.209\)"):
+    with refused(RecipeError, "10,000", "compression 0.209"):
         assign(table, recipe(compression=0.15, pins=("fc=w8a8", "block.1=8")), additive(table))
 
 
@@ -247,7 +248,7 @@ def test_a_greedy_rule_takes_one_limit(method: str) -> None:
     by_bops = solve(table, recipe(limits=("bops=0.04",)), method)
     assert by_bops.costs["bops"] <= 0.04 * table.float_costs["bops"]
     for asked in (recipe(max_loss=0.6), recipe(compression=0.2, limits=("bops=0.04",))):
-        with pytest.raises(RecipeError, match=f"--method {method} takes one limit and no --max-loss"):
+        with refused(RecipeError, f"--method {method}", "--max-loss"):
             solve(table, asked, method)
 
 
@@ -255,17 +256,11 @@ def test_a_saved_table_is_solved_for_a_loss() -> None:
     table = example()
     found = solve(table, recipe(max_loss=BASE_LOSS + 0.071), METHODS[0])
     assert found == assign(table, recipe(max_loss=BASE_LOSS + 0.071), additive(table)).allocation
-    with pytest.raises(RecipeError, match="the least reachable is 0"):
+    with refused(RecipeError, "loss", 0):
         solve(table, recipe(max_loss=BASE_LOSS - 0.1), METHODS[0])
 
 
 # On a model.
-
-
-def divergence(truth: np.ndarray, output: np.ndarray) -> float:
-    p, q = (it.astype(np.float64) - it.max(axis=1, keepdims=True) for it in (truth, output))
-    p, q = (it - np.log(np.exp(it).sum(axis=1, keepdims=True)) for it in (p, q))
-    return float((np.exp(p) * (p - q)).sum(axis=1).mean())
 
 
 def light(bits: str = "w4a4,w4a8,w8a8", **options: object) -> Recipe:
@@ -332,5 +327,5 @@ def test_a_users_cost_table_decides(tmp_path: Path) -> None:
 def test_an_unknown_layer_in_a_cost_table_is_named(tmp_path: Path) -> None:
     path = tmp_path / "latency.csv"
     path.write_text("layer,precision,cost\nstemm,w8a8,1\n")
-    with pytest.raises(RecipeError, match=r"latency.csv: line 2: layer 'stemm' is unknown. Near names: stem"):
+    with refused(RecipeError, path, "line 2", "'stemm'", "stem"):
         quantize(conv_net(), feed_for(conv_net(), 8), light("w4a4,w8a8", compression=0.5, costs=(f"latency={path}",)))

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import by_hand
 import numpy as np
 import onnx
 import pytest
+from by_hand import divergence, log_softmax
+from jobs import job_on
+from said import refused
 
-from models import Arrays, branches, build, conv1d, conv_net, feed_for, grouped, normal, run, transformer_block
+from models import (
+    Arrays,
+    branches,
+    build,
+    conv1d,
+    conv_net,
+    feed_for,
+    grouped,
+    normal,
+    run,
+    transformer_block,
+    two_heads,
+)
 from onnxcalib.errors import RecipeError
 from onnxcalib.mixed_precision import sensitivity
 from onnxcalib.mixed_precision.sensitivity import Measured
@@ -19,33 +35,15 @@ from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import typed
 from onnxcalib.model.subgraph import after, with_outputs
 from onnxcalib.numerics.losses import TEMPERATURE, LossKind
-from onnxcalib.pipeline.job import Job, start
+from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.stages import sensitivities
 from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.plan import Candidates, QuantPlan
-from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bits
+from onnxcalib.recipe import Precision
 from onnxcalib.runtime.session import Session, Tensors
 from onnxcalib.targets import Storage
 
 SAMPLES = 40
-
-
-def two_heads() -> onnx.ModelProto:
-    """Logits on one branch, plain values on the other; the first layer feeds both."""
-    text = """
-    net (float[N,3,6,6] x) => (float[N,5] y, float[N,4,6,6] z) {
-        [stem] c = Conv <pads=[1,1,1,1]> (x, w1, b1)
-        [relu] r = Relu (c)
-        [pool] p = GlobalAveragePool (r)
-        [flat] f = Flatten (p)
-        [fc] y = Gemm <transB=1> (f, w2, b2)
-        [side] s = Conv (r, w3, b3)
-        [tanh] z = Tanh (s)
-    }"""
-    return build(
-        text, w1=normal(6, 3, 3, 3, scale=0.3), b1=normal(6), w2=normal(5, 6), b2=normal(5),
-        w3=normal(4, 6, 1, 1, scale=0.4), b3=normal(4),
-    )  # fmt: skip
 
 
 def shown_inside() -> onnx.ModelProto:
@@ -65,10 +63,7 @@ def shown_inside() -> onnx.ModelProto:
 
 
 def job_for(model: onnx.ModelProto, bits: str, target: str, data: Arrays, loss: LossKind | None = None) -> Job:
-    recipe = Recipe(
-        Pipeline.LIGHT, parse_bits(bits), target=target, ranges=RangeMethod.MINMAX, compression=2.0, loss=loss
-    )
-    return start(model, data, recipe).jobs[0]
+    return job_on(model, data, bits, target, compression=2.0, loss=loss)
 
 
 def measured(job: Job) -> tuple[Candidates, Measured]:
@@ -104,30 +99,6 @@ def changed_alone(job: Job, candidates: Candidates, layer: Layer, choice: Precis
     return write_qdq(replace(job.model, proto=proto), layers, plan, job.target)
 
 
-def log_softmax(values: np.ndarray) -> np.ndarray:
-    shifted = values.astype(np.float64) - values.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-def divergence(truth: np.ndarray, output: np.ndarray) -> float:
-    p, q = log_softmax(truth), log_softmax(output)
-    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
-
-
-def relative_error(truth: np.ndarray, output: np.ndarray) -> float:
-    return float(((truth.astype(np.float64) - output) ** 2).sum() / (truth.astype(np.float64) ** 2).sum())
-
-
-def loss_by_hand(truth: Arrays, outputs: Arrays, logits: tuple[str, ...], temperature: float = 1.0) -> float:
-    """Divergence for logits and relative squared error for the rest, summed."""
-    return sum(
-        divergence(truth[name] / temperature, outputs[name] / temperature)
-        if name in logits
-        else relative_error(truth[name], outputs[name])
-        for name in truth
-    )
-
-
 def scaled_to(hard: dict, soft: dict) -> dict:
     """The softened increases on the scale of the loss itself."""
     return {key: value * sum(hard.values()) / sum(soft.values()) for key, value in soft.items()}
@@ -157,7 +128,7 @@ def test_a_probe_is_a_model_with_one_layer_changed(builder, logits: tuple[str, .
     job = job_for(model, bits, target, data)
     candidates, found = measured(job)
     table, truth = found.table, run(model, data)
-    base = loss_by_hand(truth, run(job.write(at_base(job, candidates)), data), logits)
+    base = by_hand.loss(truth, run(job.write(at_base(job, candidates)), data), logits)
     assert table.base_loss == pytest.approx(base, rel=CLOSE[target])
     assert table.base_loss > 0
     assert (table.base, table.samples, table.loss) == (job.recipe.base, SAMPLES, "distillation")
@@ -170,7 +141,7 @@ def test_a_probe_is_a_model_with_one_layer_changed(builder, logits: tuple[str, .
         for choice in set(job.recipe.bits) - {table.base}:
             outputs = run(changed_alone(job, candidates, layer, choice), data)
             for increases, temperature in ((hard, 1.0), (soft, TEMPERATURE)):
-                one, other = (loss_by_hand(truth, made, logits, temperature) for made in (outputs, plain))
+                one, other = (by_hand.loss(truth, made, logits, temperature) for made in (outputs, plain))
                 increases[row.layer, choice] = one - other
     for (name, choice), expected in scaled_to(hard, soft).items():
         row = next(row for row in table.layers if row.layer == name)
@@ -223,16 +194,14 @@ def test_mse_reads_logits_as_values() -> None:
     job = job_for(model, "w4a4,w8a8", "ort", data, LossKind.MSE)
     candidates, found = measured(job)
     outputs = run(job.write(at_base(job, candidates)), data)
-    assert found.table.base_loss == pytest.approx(loss_by_hand(run(model, data), outputs, ()), rel=1e-3)
+    assert found.table.base_loss == pytest.approx(by_hand.loss(run(model, data), outputs, ()), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("builder", "labels", "said"), [(conv_net, None, "needs labels"), (conv1d, 1, "needs a classifier")]
-)
-def test_cross_entropy_without_labels_or_classes_is_refused(builder, labels: int | None, said: str) -> None:
+@pytest.mark.parametrize(("builder", "labels", "fact"), [(conv_net, None, "'labels'"), (conv1d, 1, "classifier")])
+def test_cross_entropy_without_labels_or_classes_is_refused(builder, labels: int | None, fact: str) -> None:
     model = builder()
     data = feed_for(model, 8) | ({} if labels is None else {"labels": np.zeros(8, np.int64)})
-    with pytest.raises(RecipeError, match=said):
+    with refused(RecipeError, "--loss cross-entropy", fact):
         measured(job_for(model, "w4a4,w8a8", "ort", data, LossKind.CROSS_ENTROPY))
 
 
@@ -364,8 +333,7 @@ def test_groups_share_a_tensor() -> None:
 
 def test_the_edges_may_also_take_the_edge_bits() -> None:
     model = conv_net()
-    recipe = Recipe(Pipeline.LIGHT, parse_bits("w4a4,w6a6"), edge_bits=8, ranges=RangeMethod.MINMAX, compression=2.0)
-    job = start(model, feed_for(model, 16), recipe).jobs[0]
+    job = job_on(model, feed_for(model, 16), "w4a4,w6a6", edge_bits=8, compression=2.0)
     found = measured(job)[1]
     menus = [sorted(map(str, row.losses)) for row in found.table.layers]
     assert menus == [["w4a4", "w6a6", "w8a8"], *[["w4a4", "w6a6"]] * 3, ["w4a4", "w6a6", "w8a8"]]

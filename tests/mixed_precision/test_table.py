@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from said import refused
 
 from onnxcalib.errors import OutputError, RecipeError
 from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable, check
@@ -122,105 +123,105 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("act", [lambda path: save(example(), path), load])
 def test_other_suffixes_are_refused(act, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"ends in .json or .csv"):
+    with refused(RecipeError, tmp_path / "table.txt", ".json", ".csv"):
         act(tmp_path / "table.txt")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"none.json: the file cannot be read"):
+    with refused(RecipeError, tmp_path / "none.json"):
         load(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "facts"),
     [
-        ("# onnxcalib sensitivity table 1\n", "", "line 1: the file does not begin"),
-        ("# base: w8a8\n", "", "line 1: .* lack base"),
-        ("base: w8a8", "base: x8", "line 2: .*'x8' is not a precision"),
-        ("base: w8a8", "base: w9a8", "line 2: .*out of range"),
-        ("base_loss: 0.25", "base_loss: low", "line 4: base_loss is 'low', not a finite number"),
-        ("samples: 64", "samples: 6.4", "line 5: samples is '6.4'"),
-        ("fixed size: 12.0", "fixed size: inf", "line 6: fixed size is 'inf'"),
-        ("# fixed size", "# fixt size", "line 6: the key 'fixt size' is unknown"),
-        ("# samples: 64", "# loss: kl", "line 5: 'loss' is there twice"),
-        ("layer,tensor", "layer,tensr", "line 8: there is no column 'tensor'"),
-        ("cost:size\n", "costsize\n", "line 8: the column 'costsize' is unknown"),
-        ("loss,cost:size", "loss,loss", "line 8: the column 'loss' is there twice"),
-        ("x,w4a8,0.1,400.0", "x,w4a8,0.1", "line 10: 4 fields, not 5"),
-        ("x,w4a8,0.1", "x,w4b8,0.1", "line 10: .*'w4b8' is not a precision"),
-        ("x,w4a8,0.1", "x,w4a8,nan", "line 10: the loss is 'nan'"),
-        ("0.1,400.0", "0.1,many", "line 10: the size cost is 'many'"),
-        ("x,w4a8", "x,w8a8", "line 10: layer 'conv1' at w8a8 is there twice"),
-        ("conv1,x,w4a8", "conv1,z,w4a8", "line 10: layer 'conv1' reads 'z' here and 'x' above"),
-        ("conv1,x,w4a8", 'conv1,"x"x,w4a8', "line 10: not CSV"),
-        ("conv2,y,w8a8,0.0,1600.0\n", "", "layer 'conv2' lacks the base precision w8a8"),
-        ("0.1,400.0", "0.1,-400.0", "layer 'conv1' at w4a8 has the size cost -400"),
+        ("# onnxcalib sensitivity table 1\n", "", ("line 1",)),
+        ("# base: w8a8\n", "", ("line 1", "base")),
+        ("base: w8a8", "base: x8", ("line 2", "'x8'")),
+        ("base: w8a8", "base: w9a8", ("line 2", "9 weight bits")),
+        ("base_loss: 0.25", "base_loss: low", ("line 4", "base_loss", "'low'")),
+        ("samples: 64", "samples: 6.4", ("line 5", "samples", "'6.4'")),
+        ("fixed size: 12.0", "fixed size: inf", ("line 6", "fixed size", "'inf'")),
+        ("# fixed size", "# fixt size", ("line 6", "'fixt size'")),
+        ("# samples: 64", "# loss: kl", ("line 5", "'loss'")),
+        ("layer,tensor", "layer,tensr", ("line 8", "'tensor'")),
+        ("cost:size\n", "costsize\n", ("line 8", "'costsize'")),
+        ("loss,cost:size", "loss,loss", ("line 8", "'loss'")),
+        ("x,w4a8,0.1,400.0", "x,w4a8,0.1", ("line 10", 4, 5)),
+        ("x,w4a8,0.1", "x,w4b8,0.1", ("line 10", "'w4b8'")),
+        ("x,w4a8,0.1", "x,w4a8,nan", ("line 10", "loss", "'nan'")),
+        ("0.1,400.0", "0.1,many", ("line 10", "size", "'many'")),
+        ("x,w4a8", "x,w8a8", ("line 10", "'conv1'", "w8a8")),
+        ("conv1,x,w4a8", "conv1,z,w4a8", ("line 10", "'conv1'", "'z'", "'x'")),
+        ("conv1,x,w4a8", 'conv1,"x"x,w4a8', ("line 10", "CSV")),
+        ("conv2,y,w8a8,0.0,1600.0\n", "", ("'conv2'", "w8a8")),
+        ("0.1,400.0", "0.1,-400.0", ("'conv1'", "w4a8", "size", -400)),
     ],
 )
-def test_a_damaged_csv_names_file_line_and_fault(old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_a_damaged_csv_names_file_line_and_fault(old: str, new: str, facts: tuple[object, ...], tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     save(example(), path)
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
-    with pytest.raises(RecipeError, match=rf"table\.csv: {said}"):
+    with refused(RecipeError, path, *facts):
         load(path)
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "facts"),
     [
-        (lambda data: data.pop("format"), "does not say format"),
-        (lambda data: data.pop("base"), "has no 'base'"),
-        (lambda data: data.update(samples=True), "'samples' of the file is True, not of kind int"),
-        (lambda data: data.update(base_loss=None), "base_loss is None, not a finite number"),
-        (lambda data: data.update(base_loss=10**400), "base_loss is 1000"),
-        (lambda data: data.update(fixed=[1]), "'fixed' of the file"),
-        (lambda data: data.update(layers=[3]), r"layers\[0\] is 3, not of kind dict"),
-        (lambda data: data.update(layers=[]), "no layers"),
-        (lambda data: data["layers"][1].pop("tensor"), r"layers\[1\] \(conv2\) has no 'tensor'"),
-        (lambda data: data["layers"][1]["losses"].update({"8": 1.0}), r"layers\[1\] \(conv2\).losses: w8a8 .* twice"),
-        (lambda data: data["layers"][1]["losses"].update({"x": 1.0}), "'x' is not a precision"),
-        (lambda data: data["layers"][1]["losses"].update({"w4a8": "low"}), "losses.w4a8 of .* is 'low'"),
-        (lambda data: data["layers"][1]["costs"]["size"].pop("w4a8"), "'conv2' at w4a8 has a loss or a size cost"),
-        (lambda data: data["layers"][1].update(costs={}), r"'conv2' has the costs \[\], not \['size'\]"),
-        (lambda data: data["layers"][1].update(layer="conv1"), "'conv1' is twice"),
+        (lambda data: data.pop("format"), ("format",)),
+        (lambda data: data.pop("base"), ("'base'",)),
+        (lambda data: data.update(samples=True), ("'samples'", True)),
+        (lambda data: data.update(base_loss=None), ("base_loss", None)),
+        (lambda data: data.update(base_loss=10**400), ("base_loss",)),
+        (lambda data: data.update(fixed=[1]), ("'fixed'",)),
+        (lambda data: data.update(layers=[3]), ("layers[0]", 3)),
+        (lambda data: data.update(layers=[]), ("layers",)),
+        (lambda data: data["layers"][1].pop("tensor"), ("layers[1]", "conv2", "'tensor'")),
+        (lambda data: data["layers"][1]["losses"].update({"8": 1.0}), ("layers[1]", "conv2", "losses", "w8a8")),
+        (lambda data: data["layers"][1]["losses"].update({"x": 1.0}), ("'x'",)),
+        (lambda data: data["layers"][1]["losses"].update({"w4a8": "low"}), ("losses.w4a8", "'low'")),
+        (lambda data: data["layers"][1]["costs"]["size"].pop("w4a8"), ("'conv2'", "w4a8", "size")),
+        (lambda data: data["layers"][1].update(costs={}), ("'conv2'", "'size'")),
+        (lambda data: data["layers"][1].update(layer="conv1"), ("'conv1'",)),
     ],
 )
-def test_a_damaged_json_names_file_place_and_fault(damage, said: str, tmp_path: Path) -> None:
+def test_a_damaged_json_names_file_place_and_fault(damage, facts: tuple[object, ...], tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     save(example(), path)
     data = json.loads(path.read_text())
     damage(data)
     path.write_text(json.dumps(data))
-    with pytest.raises(RecipeError, match=rf"table\.json: .*{said}"):
+    with refused(RecipeError, path, *facts):
         load(path)
 
 
-@pytest.mark.parametrize(("content", "said"), [(b'{\n"base": }', "line 2: not JSON"), (b"[]", "the file is")])
-def test_a_foreign_json(content: bytes, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("content", "facts"), [(b'{\n"base": }', ("line 2", "JSON")), (b"[]", ("[]",))])
+def test_a_foreign_json(content: bytes, facts: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_bytes(content)
-    with pytest.raises(RecipeError, match=rf"table\.json: .*{said}"):
+    with refused(RecipeError, path, *facts):
         load(path)
 
 
 @pytest.mark.parametrize("name", ["table.json", "table.csv"])
 def test_bytes_that_are_no_text(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"# a\n\xff\xfe")
-    with pytest.raises(RecipeError, match="line 2: the file is not UTF-8 text"):
+    with refused(RecipeError, tmp_path / name, "line 2", "UTF-8"):
         load(tmp_path / name)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_must_be_finite(loss: float) -> None:
     row = replace(example().layers[0], losses={BASE: 0.0, W4A8: loss})
-    with pytest.raises(RecipeError, match=r"'conv1' at w4a8 has the loss (nan|inf)"):
+    with refused(RecipeError, "'conv1'", "w4a8", loss):
         check(replace(example(), layers=(row,)))
 
 
 def test_a_layer_needs_choices() -> None:
-    with pytest.raises(RecipeError, match="'conv1' has no choices"):
+    with refused(RecipeError, "'conv1'"):
         check(replace(example(), layers=(replace(example().layers[0], losses={}),)))
 
 
@@ -244,28 +245,28 @@ def test_a_users_cost_table_is_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "facts"),
     [
-        ("conv1,w4a8,2", "conv3,w4a8,2", "line 3: layer 'conv3' is unknown. Near names: conv"),
-        ("conv1,w4a8,2", "conv1,w4a4,2", "line 3: w4a4 is not a choice of layer 'conv1'. Near names: w4a8"),
-        ("conv1,w4a8,2", "conv1,w8a8,2", "line 3: layer 'conv1' at w8a8 is there twice"),
-        ("conv1,w4a8,2", "conv1,w4a8,fast", "line 3: the cost is 'fast', not a finite number"),
-        ("conv1,w4a8,2", "conv1,w4a8,nan", "line 3: the cost is 'nan'"),
-        ("conv1,w4a8,2", "conv1,w4a8,-2", "line 3: the cost -2 is negative"),
-        ("conv1,w4a8,2", "conv1,w4a8", "line 3: 2 fields, not 3"),
-        ("conv1,w4a8,2\n", "", "no cost for conv1 at w4a8"),
-        ("precision,cost", "precision,costs", "line 1: there is no column 'cost'"),
+        ("conv1,w4a8,2", "conv3,w4a8,2", ("line 3", "'conv3'", "conv1")),
+        ("conv1,w4a8,2", "conv1,w4a4,2", ("line 3", "w4a4", "'conv1'", "w4a8")),
+        ("conv1,w4a8,2", "conv1,w8a8,2", ("line 3", "'conv1'", "w8a8")),
+        ("conv1,w4a8,2", "conv1,w4a8,fast", ("line 3", "'fast'")),
+        ("conv1,w4a8,2", "conv1,w4a8,nan", ("line 3", "'nan'")),
+        ("conv1,w4a8,2", "conv1,w4a8,-2", ("line 3", -2)),
+        ("conv1,w4a8,2", "conv1,w4a8", ("line 3", 2, 3)),
+        ("conv1,w4a8,2\n", "", ("conv1", "w4a8")),
+        ("precision,cost", "precision,costs", ("line 1", "'cost'")),
     ],
 )
-def test_a_users_cost_table_is_checked(old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_a_users_cost_table_is_checked(old: str, new: str, facts: tuple[object, ...], tmp_path: Path) -> None:
     path = tmp_path / "latency.csv"
     assert old in USER
     path.write_text(USER.replace(old, new, 1))
-    with pytest.raises(RecipeError, match=rf"latency\.csv: {said}"):
+    with refused(RecipeError, path, *facts):
         with_costs(example(), "latency", path)
 
 
 def test_a_cost_name_is_taken_once(tmp_path: Path) -> None:
     (tmp_path / "size.csv").write_text(USER)
-    with pytest.raises(RecipeError, match="already has a cost 'size'"):
+    with refused(RecipeError, "'size'"):
         with_costs(example(), "size", tmp_path / "size.csv")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import parser
 
+from models import change, initializer
 from onnxcalib.algorithms.calibration import calibrate
 from onnxcalib.data import open_data
 from onnxcalib.model.branches import Branch, branch_model, find_branches, outer_part, with_branch
@@ -211,8 +212,7 @@ def test_an_initialiser_with_other_values_is_renamed_not_shared() -> None:
     model = prepared().proto
     then, _ = find_branches(model)
     body = branch_model(model, then)
-    weight = next(tensor for tensor in body.graph.initializer if tensor.name == "w")
-    weight.CopyFrom(numpy_helper.from_array(10 * numpy_helper.to_array(weight), "w"))
+    change(body, "w", 10 * initializer(body, "w"))
     spliced = with_branch(model, then, body)
     assert [tensor.name for tensor in body_of(spliced, then).initializer] == ["w_2"]
     float_outputs, changed = outputs(model), outputs(spliced)

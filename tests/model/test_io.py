@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import external_data_helper
+from said import refused
 
 from models import build, conv_net, feed_for, initializer, normal, run
 from onnxcalib import quantize
@@ -36,12 +37,12 @@ def external_file(folder: Path) -> Path:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"none\.onnx does not exist"):
+    with refused(ModelError, tmp_path / "none.onnx"):
         read_model(tmp_path / "none.onnx")
 
 
 def test_a_folder_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is a folder"):
+    with refused(ModelError, tmp_path, "folder"):
         read_model(tmp_path)
 
 
@@ -59,9 +60,8 @@ CONTENTS = {
 def test_what_is_not_onnx_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(CONTENTS[content])
-    with pytest.raises(ModelError, match="is not an ONNX file, or it is cut short") as caught:
+    with refused(ModelError, path, "ONNX"):
         read_model(path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("suffix", ["onnx", "json", "textproto", "onnxtxt"])
@@ -77,26 +77,25 @@ def test_truncated_files_are_refused(share: float, tmp_path: Path) -> None:
     content = conv_net().SerializeToString()
     path = tmp_path / "model.onnx"
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(ModelError) as caught:
+    with refused(ModelError, path):
         read_model(path)
-    assert str(path) in str(caught.value)
 
 
 QUANTIZED = {
     "QuantizeLinear": "q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z)",
-    "QLinearConv": "q = QuantizeLinear (x, s, z) c = QLinearConv (q, s, z, w, s, z, s, z)"
-    " y = DequantizeLinear (c, s, z)",
+    "QLinearConv": "y = QLinearConv (x, s, z, w, s, z, s, z)",
     "DynamicQuantizeLinear": "a, b, c = DynamicQuantizeLinear (x) y = DequantizeLinear (a, b, c)",
 }
 
 
 @pytest.mark.parametrize("op", QUANTIZED)
 def test_quantized_models_are_refused(op: str) -> None:
+    kind = "uint8" if op == "QLinearConv" else "float"
     model = build(
-        f"net (float[N,2,4,4] x) => (float[N,2,4,4] y) {{ {QUANTIZED[op]} }}",
+        f"net ({kind}[N,2,4,4] x) => ({kind}[N,2,4,4] y) {{ {QUANTIZED[op]} }}",
         s=np.float32(0.1), z=np.uint8(3), w=np.ones((2, 2, 1, 1), np.uint8),
     )  # fmt: skip
-    with pytest.raises(ModelError, match="already quantized"):
+    with refused(ModelError, "already quantized", op):
         read_model(model)
 
 
@@ -109,13 +108,13 @@ def test_our_own_output_is_refused_as_input() -> None:
 @pytest.mark.parametrize("opset", [6, 24])
 def test_opsets_out_of_range_are_refused(opset: int) -> None:
     model = build("net (float[2,3] x) => (float[2,3] y) { y = Relu (x) }", opset, 10)
-    with pytest.raises(ModelError, match=f"uses opset {opset}; onnxcalib reads 7 to 23"):
+    with refused(ModelError, f"opset {opset}", 7, 23):
         read_model(model)
 
 
 def test_invalid_models_are_refused() -> None:
     model = build("net (float[2,3] x) => (float[2,3] y) { y = Relu (nowhere) }")
-    with pytest.raises(ModelError, match="is not a valid ONNX model"):
+    with refused(ModelError, "nowhere"):
         read_model(model)
 
 
@@ -140,9 +139,8 @@ def test_broken_external_data_is_a_model_error(damage: str, tmp_path: Path) -> N
         weights.unlink()
     else:
         weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ModelError) as caught:
+    with refused(ModelError, path):
         read_model(path)
-    assert str(path) in str(caught.value)
 
 
 def test_file_bytes_counts_external_data(tmp_path: Path) -> None:
@@ -224,21 +222,16 @@ def test_checking_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if protobuf held no more than two kilobytes."""
-    for module in (io, inference):
-        monkeypatch.setattr(module, "PROTOBUF_LIMIT", 2048)
+SMALL = 2048  # as if protobuf held no more than two kilobytes
 
 
-@pytest.mark.usefixtures("small_limit")
 def test_models_beyond_the_limit_get_external_data(tmp_path: Path) -> None:
     path, model = tmp_path / "model.onnx", large_model()
-    write_model(model, path)
+    write_model(model, path, SMALL)
     assert {entry.name for entry in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
     bare = onnx.load(path, load_external_data=False)
     assert [external_data_helper.uses_external_data(tensor) for tensor in bare.graph.initializer] == [True, True, False]
-    assert path.stat().st_size < 2048
+    assert path.stat().st_size < SMALL
     back = load(path)
     for name in ("w", "v", "b"):
         np.testing.assert_array_equal(initializer(back, name), initializer(model, name))
@@ -246,53 +239,49 @@ def test_models_beyond_the_limit_get_external_data(tmp_path: Path) -> None:
     assert not external_data_helper.uses_external_data(model.graph.initializer[0])
 
 
-@pytest.mark.usefixtures("small_limit")
 def test_sessions_run_models_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     original = inference.write_model
 
-    def noted(model: onnx.ModelProto, path: Path) -> None:
-        original(model, path)
+    def noted(model: onnx.ModelProto, path: Path, limit: int) -> None:
+        original(model, path, limit)
         written.append(path)
 
     monkeypatch.setattr(inference, "write_model", noted)
     model = large_model()
     feed = feed_for(model)
-    outputs = Session(model).run(feed)
+    outputs = Session(model, limit=SMALL).run(feed)
     assert len(written) == 1
     assert not written[0].exists()
     np.testing.assert_allclose(outputs["y"], run(model, feed)["y"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.usefixtures("small_limit")
 def test_a_failed_write_of_external_data_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_model: onnx.ModelProto) -> bytes:
         raise RuntimeError("bug")
 
     monkeypatch.setattr(io, "serialized", fail)
     with pytest.raises(RuntimeError):
-        write_model(large_model(), tmp_path / "model.onnx")
+        write_model(large_model(), tmp_path / "model.onnx", SMALL)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("small_limit")
-def test_quantizing_works_beyond_the_limit(tmp_path: Path) -> None:
+def test_a_model_with_external_data_is_quantized(tmp_path: Path) -> None:
     model = large_model()
     path = tmp_path / "model.onnx"
-    write_model(model, path)
+    write_model(model, path, SMALL)
     small = tmp_path / "small.onnx"
     quantize(path, feed_for(model), output=small)
     noise = run(small, feed_for(model))["y"] - run(model, feed_for(model))["y"]
     assert np.abs(noise).max() < 0.05 * np.abs(run(model, feed_for(model))["y"]).max()
 
 
-def test_weights_kept_as_numbers_move_to_external_data_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_kept_as_numbers_move_to_external_data_too(tmp_path: Path) -> None:
     """Some exporters write float_data instead of raw bytes."""
-    monkeypatch.setattr(io, "PROTOBUF_LIMIT", 2048)
     model, values = large_model(), normal(32, 32)
     tensor = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [32, 32], values.reshape(-1))
     model.graph.initializer[0].CopyFrom(tensor)
     path = tmp_path / "model.onnx"
-    write_model(model, path)
+    write_model(model, path, SMALL)
     np.testing.assert_array_equal(initializer(load(path), "w"), values)
-    assert path.stat().st_size < 2048
+    assert path.stat().st_size < SMALL

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from models import BUILDERS, build, conv_net, feed_for, initializer, normal, op_types, run, session_of
+from models import BUILDERS, UNOPTIMIZED, build, conv_net, feed_for, initializer, normal, op_types, optimized_ops, run
 from onnxcalib import Precision, RangeMethod, Recipe, Result, quantize
 from onnxcalib.model.builder import SurgeonBuilder
 from onnxcalib.model.layers import find_layers
@@ -25,19 +24,12 @@ from onnxcalib.numerics.quant_params import dequantize
 from onnxcalib.numerics.quant_params import quantize as codes_of
 from onnxcalib.targets import Storage, find_target
 
-UNOPTIMIZED = {"graph_optimization_level": ort.GraphOptimizationLevel.ORT_DISABLE_ALL}
 TARGETS = ("ort", "paper")
 
 
 def quantized(model: onnx.ModelProto, target: str = "ort", bits: str = "w8a8", **options: object) -> Result:
     recipe = Recipe(bits=(Precision.parse(bits),), target=target, ranges=RangeMethod.MINMAX, **options)
     return quantize(model, feed_for(model), recipe)
-
-
-def optimized_ops(model: onnx.ModelProto, tmp_path: Path) -> list[str]:
-    path = tmp_path / "optimized.onnx"
-    session_of(model, optimized_model_filepath=str(path))
-    return op_types(onnx.load(path))
 
 
 def makers_of(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:

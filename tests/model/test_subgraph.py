@@ -8,7 +8,19 @@ import numpy as np
 import onnx
 import pytest
 
-from models import BUILDERS, Arrays, build, conv_net, feed_for, normal, op_types, run, transformer_block
+from models import (
+    BUILDERS,
+    Arrays,
+    build,
+    change,
+    conv_net,
+    feed_for,
+    initializer,
+    normal,
+    op_types,
+    run,
+    transformer_block,
+)
 from onnxcalib.model.layers import Layer, find_layers
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.read import read_prepared
@@ -122,11 +134,8 @@ def test_a_changed_tensor_changes_the_outputs_as_inside() -> None:
     tensors = captured(ready.proto, data, ["b3", "r1"])
     again = run(rest, {"b3": 2 * tensors["b3"], "r1": tensors["r1"]})
     doubled = conv_net()
-    scale = next(tensor for tensor in doubled.graph.initializer if tensor.name == "n3_gamma")
-    shift = next(tensor for tensor in doubled.graph.initializer if tensor.name == "n3_beta")
-    for tensor in (scale, shift):
-        value = 2 * onnx.numpy_helper.to_array(tensor)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
+    for name in ("n3_gamma", "n3_beta"):
+        change(doubled, name, 2 * initializer(doubled, name))
     np.testing.assert_allclose(again["y"], run(doubled, data)["y"], rtol=1e-4, atol=1e-5)
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from by_hand import divergence, relative_error
+from said import refused
 
 from models import Arrays, build, conv_net, feed_for, normal, run, transformer_block
-from onnxcalib import DataError, ModelError, Precision, RangeMethod, Recipe, Result, evaluate, quantize
+from onnxcalib import DataError, ModelError, OutputError, Precision, RangeMethod, Recipe, Result, evaluate, quantize
 
 MINMAX = Recipe(ranges=RangeMethod.MINMAX)
 
@@ -109,16 +111,6 @@ def test_layers_that_read_one_tensor_share_its_bits() -> None:
     assert plan.layer_input("h").bits == 4
 
 
-def softmax(values: np.ndarray) -> np.ndarray:
-    powers = np.exp(values.astype(np.float64) - values.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
-
-
-def divergence(truth: np.ndarray, guess: np.ndarray) -> float:
-    p, q = softmax(truth), softmax(guess)
-    return float((p * np.log(p / q)).sum(axis=-1).mean())
-
-
 def test_evaluation_agrees_with_numpy(tmp_path: Path) -> None:
     model = conv_net()
     result = quantize(model, feed_for(model, 32), Recipe(bits=(Precision(3, 4),), ranges=RangeMethod.MINMAX))
@@ -130,15 +122,12 @@ def test_evaluation_agrees_with_numpy(tmp_path: Path) -> None:
     rows = evaluate(list(paths), data | {"labels": labels}, paths[0])
     truth, guess = run(model, data)["y"], run(result.model, data)["y"]
     same, right = guess.argmax(1) == truth.argmax(1), guess.argmax(1) == labels
-    noise = truth.astype(np.float64) - guess
     row = rows[1]
     assert row.samples == 130
     assert row.model == str(paths[1])
     assert row.top1 == pytest.approx(100 * right.mean())
     assert row.agreement == pytest.approx(100 * same.mean())
-    assert row.sqnr_db == pytest.approx(
-        10 * np.log10((truth.astype(np.float64) ** 2).sum() / (noise**2).sum()), rel=1e-4
-    )
+    assert row.sqnr_db == pytest.approx(-10 * np.log10(relative_error(truth, guess)), rel=1e-4)
     assert row.distillation_loss == pytest.approx(divergence(truth, guess), rel=1e-4)
     assert row.bytes == paths[1].stat().st_size
     assert rows[0].top1 == pytest.approx(100 * (truth.argmax(1) == labels).mean())
@@ -160,8 +149,9 @@ def test_values_are_compared_by_relative_error(tmp_path: Path) -> None:
     result.save(tmp_path / "small.onnx")
     data = feed_for(model, 20, seed=4)
     (row,) = evaluate([tmp_path / "small.onnx"], data, tmp_path / "float.onnx")
-    truth, guess = run(model, data)["y"].astype(np.float64), run(result.model, data)["y"]
-    assert row.distillation_loss == pytest.approx(((truth - guess) ** 2).sum() / (truth**2).sum(), rel=1e-3)
+    assert row.distillation_loss == pytest.approx(
+        relative_error(run(model, data)["y"], run(result.model, data)["y"]), rel=1e-3
+    )
     assert row.agreement is None
 
 
@@ -169,19 +159,19 @@ def test_models_with_other_inputs_are_not_compared(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "one.onnx")
     other = build("net (float[N,3,8,8] image) => (float[N,3,8,8] y) { y = Relu (image) }")
     onnx.save(other, tmp_path / "two.onnx")
-    with pytest.raises(DataError, match="has inputs image, but"):
+    with refused(DataError, tmp_path / "one.onnx", tmp_path / "two.onnx", "image", "x"):
         evaluate([tmp_path / "one.onnx", tmp_path / "two.onnx"], feed_for(conv_net()))
 
 
 def test_a_model_without_layers_says_what_it_has() -> None:
     text = "net (float[N,4] x) => (float[N,N] y) { t = Transpose (x) y = MatMul (x, t) }"
-    with pytest.raises(ModelError, match=r"has no layer that can be quantized.*both operands are computed"):
+    with refused(ModelError, "no layer", "MatMul", "both operands are computed"):
         quantize(build(text), {"x": normal(4, 4)})
 
 
 def test_activations_that_overflow_are_named() -> None:
     text = "net (float[N,4] x) => (float[N,4] y) { [one] h = Gemm (x, w) [grow] e = Exp (h) [two] y = Gemm (e, w) }"
-    with pytest.raises(ModelError, match="tensor 'e' becomes NaN or infinite"):
+    with refused(ModelError, "'e'", "NaN"):
         quantize(build(text, w=np.full((4, 4), 100, np.float32)), {"x": np.ones((2, 4), np.float32)})
 
 
@@ -192,7 +182,7 @@ def test_the_output_place_is_checked_before_any_work(tmp_path: Path) -> None:
         read.append(True)
         yield feed_for(conv_net(), 1)
 
-    with pytest.raises(Exception, match="does not exist"):
+    with refused(OutputError, tmp_path / "none"):
         quantize(conv_net(), feeds(), output=tmp_path / "none" / "small.onnx")
     assert read == []
 
@@ -218,8 +208,8 @@ def peak_of(work: Callable[[], Result]) -> int:
 
 def generated(samples: int) -> Iterator[Arrays]:
     rng = np.random.default_rng(0)
-    for _ in range(samples):
-        yield {"x": rng.standard_normal((1, 3, 32, 32), np.float32)}
+    for _ in range(0, samples, 8):
+        yield {"x": rng.standard_normal((8, 3, 32, 32), np.float32)}
 
 
 @pytest.mark.parametrize("kind", ["npz", "generator"])

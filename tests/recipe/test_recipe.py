@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipe_files import assert_there_and_back, lists_of_words, words, written
+from said import refused
 
 from onnxcalib import Pipeline, Precision, RangeMethod, Recipe, RecipeError, read_recipe
 from onnxcalib.recipe import parse_bits, read_options
@@ -53,30 +54,29 @@ def test_a_precision_reads_what_it_prints(precision: Precision) -> None:
 
 @pytest.mark.parametrize("text", ["w4x", "", "a8w4", "w4a", "4.5", "-8", "w4a8b2", "eight", "w4 a8", "w4a8,"])
 def test_what_is_no_precision_is_refused(text: str) -> None:
-    with pytest.raises(RecipeError, match="is not a precision") as caught:
+    with refused(RecipeError, "precision", "w4a8"):
         parse_bits(text)
-    assert "w4a8" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["1", "9", "w1a8", "w8a9", "0", "w16a16", "w8a0"])
 def test_bits_out_of_range_are_refused(text: str) -> None:
-    with pytest.raises(RecipeError, match=r"bits are out of range. Choose 2 to 8"):
+    with refused(RecipeError, "bits", "2 to 8"):
         Precision.parse(text)
 
 
 def test_lists_of_precisions() -> None:
     assert parse_bits("w4a4, 8,w4a8") == (Precision(4, 4), Precision(8, 8), Precision(4, 8))
-    with pytest.raises(RecipeError, match="twice"):
+    with refused(RecipeError, "w8a8"):
         parse_bits("8,w8a8")
 
 
 def test_contradictions_are_refused() -> None:
-    with pytest.raises(RecipeError, match="mixed precision"):
+    with refused(RecipeError, "plain", "--pipeline light"):
         Recipe(bits=(Precision(4, 4), Precision(8, 8)))
-    with pytest.raises(RecipeError, match="no bits"):
+    with refused(RecipeError, "bits"):
         Recipe(bits=())
     for bits in (1, 9):
-        with pytest.raises(RecipeError, match="out of range"):
+        with refused(RecipeError, bits, "2 to 8"):
             Recipe(edge_bits=bits)
 
 
@@ -112,9 +112,9 @@ def test_options_hold_only_what_the_file_sets(tmp_path: Path) -> None:
     ("key", "near"), [("bit", "bits"), ("excludes", "exclude"), ("Seed", "seed"), ("edgebits", "edge_bits")]
 )
 def test_an_unknown_key_lists_near_names(key: str, near: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=f"unknown key '{key}'") as caught:
-        read_recipe(written(tmp_path, f"{key} = 1"))
-    assert near in caught.value.hint
+    path = written(tmp_path, f"{key} = 1")
+    with refused(RecipeError, path, f"'{key}'", near):
+        read_recipe(path)
 
 
 @pytest.mark.parametrize(
@@ -128,28 +128,25 @@ def test_an_unknown_key_lists_near_names(key: str, near: str, tmp_path: Path) ->
 )  # fmt: skip
 def test_wrong_types_are_refused(line: str, tmp_path: Path) -> None:
     path = written(tmp_path, line)
-    with pytest.raises(RecipeError) as caught:
+    with refused(RecipeError, path, line.split(maxsplit=1)[0].strip("[]")):
         read_recipe(path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("key", "choice"), [("pipeline", "light"), ("ranges", "entropy")])
 def test_an_unknown_choice_lists_the_known_ones(key: str, choice: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="'xyz' is not") as caught:
+    with refused(RecipeError, "'xyz'", choice):
         read_recipe(written(tmp_path, f'{key} = "xyz"'))
-    assert choice in caught.value.hint
 
 
 @pytest.mark.parametrize("content", [b"bits = [", b"= 3", b"bits 4", b"\xff\xfe\x00"])
 def test_a_broken_file_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_bytes(content)
-    with pytest.raises(RecipeError, match="is not valid TOML") as caught:
+    with refused(RecipeError, path, "TOML"):
         read_recipe(path)
-    assert str(path) in str(caught.value)
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(RecipeError, match="cannot be read"):
+        with refused(RecipeError, path):
             read_recipe(path)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipe_files import assert_there_and_back, lists_of_words, words, written
+from said import refused
 
 from onnxcalib import Pipeline, Precision, Recipe, RecipeError, read_recipe
 from onnxcalib.numerics.losses import LossKind
@@ -38,9 +39,9 @@ def test_one_precision_needs_no_aim() -> None:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_of_mixed_precision_are_refused_where_they_have_no_effect(option: str) -> None:
     value, flag = OPTIONS[option]
-    with pytest.raises(RecipeError, match=f"{flag} has no effect at one precision. Give --bits a list"):
+    with refused(RecipeError, flag, "--bits"):
         light(**{option: value})
-    with pytest.raises(RecipeError, match=f"{flag} has no effect in the plain pipeline. Add --pipeline light"):
+    with refused(RecipeError, flag, "plain", "--pipeline light"):
         Recipe(**{option: value})
 
 
@@ -49,7 +50,7 @@ def test_options_of_mixed_precision_are_refused_where_they_have_no_effect(option
     [("loss", LossKind.MSE, "--loss"), ("bn_reference", BatchNormReference.FLOAT, "--bn-reference")],
 )
 def test_options_of_the_light_pipeline_are_refused_in_the_plain_one(option: str, value: Any, flag: str) -> None:
-    with pytest.raises(RecipeError, match=f"{flag} has no effect in the plain pipeline"):
+    with refused(RecipeError, flag, "plain", "--pipeline light"):
         Recipe(**{option: value})
     assert getattr(light(**{option: value}), option) is value
 
@@ -61,14 +62,12 @@ def test_any_one_aim_will_do(aim: str) -> None:
 
 def test_a_list_of_bits_needs_an_aim() -> None:
     for options in ({}, {"pins": ("fc=8",)}, {"costs": ("latency=a.csv",)}):
-        with pytest.raises(
-            RecipeError, match=r"needs to know what to aim for. Give --compression, --max-loss or --limit"
-        ):
+        with refused(RecipeError, "--compression", "--max-loss", "--limit"):
             light(bits=MIX, **options)
 
 
 def test_minimise_needs_a_loss_budget() -> None:
-    with pytest.raises(RecipeError, match="--minimise has no effect without --max-loss"):
+    with refused(RecipeError, "--minimise", "--max-loss"):
         light(bits=MIX, compression=0.2, minimise="bops")
     assert light(bits=MIX, max_loss=0.2, minimise="bops").minimise == "bops"
 
@@ -76,18 +75,18 @@ def test_minimise_needs_a_loss_budget() -> None:
 @pytest.mark.parametrize("name", ["compression", "max_loss"])
 @pytest.mark.parametrize("value", [0.0, -0.1, math.inf, math.nan])
 def test_an_aim_is_a_positive_number(name: str, value: float) -> None:
-    with pytest.raises(RecipeError, match=f"--{name.replace('_', '-')} {value} is not a positive number"):
+    with refused(RecipeError, f"--{name.replace('_', '-')} {value}"):
         light(bits=MIX, **{name: value})
 
 
 def test_the_base_is_the_highest_in_both() -> None:
     assert light(bits=parse_bits("w4a6,w2a2,w6a6"), compression=0.2).base == Precision(6, 6)
-    with pytest.raises(RecipeError, match=r"no precision that is highest in both weights and activations \(w8a8\)"):
+    with refused(RecipeError, "--bits", "w8a8"):
         light(bits=parse_bits("w4a8,w8a4"), compression=0.2)
 
 
 def test_edge_bits_are_in_range() -> None:
-    with pytest.raises(RecipeError, match="out of range"):
+    with refused(RecipeError, 9, "2 to 8"):
         light(bits=MIX, compression=0.2, edge_bits=9)
 
 
@@ -101,7 +100,7 @@ def test_pairs_are_read(text: str, pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("text", ["", "=", "a", "a=", "=b"])
 def test_what_is_no_pair_is_refused(text: str) -> None:
-    with pytest.raises(RecipeError, match=r"--pin '.*' is not of the form NAME=VALUE"):
+    with refused(RecipeError, f"--pin '{text}'", "NAME=VALUE"):
         parse_pair("pin", text)
 
 
@@ -151,20 +150,18 @@ def test_a_recipe_by_hand(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_wrong_types_are_refused(line: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=f"'{line.split(maxsplit=1)[0]}' must be") as caught:
-        read_options(written(tmp_path, line))
-    assert "\n" not in str(caught.value)
+    path = written(tmp_path, line)
+    with refused(RecipeError, path, f"'{line.split(maxsplit=1)[0]}'"):
+        read_options(path)
 
 
 @pytest.mark.parametrize(("key", "choice"), [("loss", "cross-entropy"), ("bn_reference", "batchnorm")])
 def test_an_unknown_choice_lists_the_known_ones(key: str, choice: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=f"'xyz' is not a choice for --{key.replace('_', '-')}") as caught:
+    with refused(RecipeError, "'xyz'", f"--{key.replace('_', '-')}", choice):
         read_options(written(tmp_path, f'{key} = "xyz"'))
-    assert choice in caught.value.hint
 
 
 @pytest.mark.parametrize(("key", "near"), [("pin", "pins"), ("max-loss", "max_loss"), ("minimize", "minimise")])
 def test_an_unknown_key_lists_near_names(key: str, near: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=f"unknown key '{key}'") as caught:
+    with refused(RecipeError, f"'{key}'", near):
         read_options(written(tmp_path, f"{key} = 1"))
-    assert near in caught.value.hint

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from command_line import said_by
 from onnx import numpy_helper
+from said import one_error, refused
 
 from models import conv_net, feed_for
 from onnxcalib import Precision, RangeMethod, Recipe, quantize
@@ -99,35 +100,33 @@ def test_a_target_of_ones_own_in_the_commands(tmp_path: Path, capsys: pytest.Cap
 
 
 WRONG = {
-    'like = "ort"\nnam = "x"': ("unknown key 'nam'", "name"),
-    'like = "ort"\n[weights]\nstorag = "int8"': ("unknown key 'weights.storag'", "weights.storage"),
-    'like = "ort"\n[weights]\nbits = [1, 8]': ("'weights.bits' must be a list of widths from 2 to 8", "[1, 8]"),
+    'like = "ort"\nnam = "x"': ("'nam'", "name"),
+    'like = "ort"\n[weights]\nstorag = "int8"': ("'weights.storag'", "weights.storage"),
+    'like = "ort"\n[weights]\nbits = [1, 8]': ("'weights.bits'", "[1, 8]"),
     'like = "ort"\n[weights]\nbits = []': ("'weights.bits'", "[]"),
     'like = "ort"\n[weights]\nper_channel = ["Relu"]': ("'weights.per_channel'", "Relu"),
-    'like = "ort"\n[weights]\nsymmetric = 1': ("'weights.symmetric' must be true or false", "1"),
-    'like = "ort"\n[activations]\ntype = "u7"': ("'activations.type' must be", "u7"),
-    'like = "ort"\n[graph]\nplacement = "here"': ("'graph.placement' must be", "fused"),
-    'like = "ort"\n[graph]\nnewest_opset = "x"': ("'graph.newest_opset' must be a whole number", "x"),
+    'like = "ort"\n[weights]\nsymmetric = 1': ("'weights.symmetric'", "1"),
+    'like = "ort"\n[activations]\ntype = "u7"': ("'activations.type'", "u7"),
+    'like = "ort"\n[graph]\nplacement = "here"': ("'graph.placement'", "fused"),
+    'like = "ort"\n[graph]\nnewest_opset = "x"': ("'graph.newest_opset'", "x"),
     'like = "ort"\n[graph]\nnewest_opset = 13\nopset_limit = 13\noldest_opset = 17': ("'graph.newest_opset'", "17"),
-    'like = "ort"\n[graph]\ndomains = [1]': ("'graph.domains' must be a list of texts", "[1]"),
-    'like = "ort"\n[sources]\nbias = 3': ("'sources.bias' must be a text", "3"),
-    'like = "ort"\nsources = 3': ("'sources' must be a table", "3"),
-    'like = "ort"\n[check]\npower-of-tw = "slow"': ("unknown rule 'check.power-of-tw'", "power-of-two"),
-    'like = "ort"\n[check]\npower-of-two = "bad"': ("'check.power-of-two' must have a severity", "refused"),
+    'like = "ort"\n[graph]\ndomains = [1]': ("'graph.domains'", "[1]"),
+    'like = "ort"\n[sources]\nbias = 3': ("'sources.bias'", "3"),
+    'like = "ort"\nsources = 3': ("'sources'", "3"),
+    'like = "ort"\n[check]\npower-of-tw = "slow"': ("'check.power-of-tw'", "power-of-two"),
+    'like = "ort"\n[check]\npower-of-two = "bad"': ("'check.power-of-two'", "refused"),
     'like = "ort"\n[check.power-of-two]\nseverity = "slow"\nwhy = "x"': ("'check.power-of-two.why'", "severity"),
-    'like = "tensort"': ("'like' names 'tensort'", "tensorrt"),
-    'name = "x"\nsummary = "y"': ("lacks 'activations.type'", 'like = "ort"'),
-    "like = ": ("not valid TOML", "Invalid value"),
+    'like = "tensort"': ("'tensort'", "tensorrt"),
+    'name = "x"\nsummary = "y"': ("'activations.type'", 'like = "ort"'),
+    "like = ": ("TOML", "Invalid value"),
 }
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_wrong_target_file_is_told_by_file_and_key(text: str, tmp_path: Path) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(RecipeError) as error:
+    with refused(RecipeError, path, *WRONG[text]):
         find_target(str(path))
-    for words in ("my.toml", *WRONG[text]):
-        assert words in str(error.value)
 
 
 def test_a_complete_file_needs_no_other_target(tmp_path: Path) -> None:
@@ -139,37 +138,34 @@ def test_a_complete_file_needs_no_other_target(tmp_path: Path) -> None:
         start = text.index(section)
         line = next(line for line in text[start:].splitlines() if line.startswith(f"{name} ="))
         shorter = text[:start] + text[start:].replace(line, "", 1)
-        with pytest.raises(RecipeError, match=f"lacks '{key}'"):
+        with refused(RecipeError, f"'{key}'"):
             find_target(str(written(tmp_path, shorter)))
 
 
 def test_unknown_targets_and_missing_files() -> None:
-    with pytest.raises(RecipeError, match=r"'openvin' is not a target. Near names: openvino"):
+    with refused(RecipeError, "'openvin'", "openvino"):
         find_target("openvin")
-    with pytest.raises(RecipeError, match=r"none.toml cannot be read: No such file"):
+    with refused(RecipeError, "none.toml", "No such file"):
         find_target("none.toml")
 
 
 @pytest.mark.parametrize(
-    ("target", "options", "words"),
+    ("target", "options", "facts"),
     [
-        ("tensorrt", {"bits": (Precision(4, 4),)}, "tensorrt does not allow 4 weight bits (--bits w4a4)"),
-        ("vitis", {"bits": (Precision(8, 4),)}, "vitis does not allow 4 activation bits (--bits w8a4)"),
-        ("qnn", {"edge_bits": 6}, "qnn does not allow 6 weight bits (--edge-bits w6a6)"),
+        ("tensorrt", {"bits": (Precision(4, 4),)}, ("4 weight bits", "--bits w4a4", "8 bits for weights")),
+        ("vitis", {"bits": (Precision(8, 4),)}, ("4 activation bits", "--bits w8a4", "8 bits for weights")),
+        ("qnn", {"edge_bits": 6}, ("6 weight bits", "--edge-bits w6a6", "4, 8 bits for weights")),
         (
             "qnn",
             {"pipeline": Pipeline.LIGHT, "bits": parse_bits("w4a8,w6a8,w8a8"), "compression": 0.3},
-            "qnn does not allow 6 weight bits (--bits w6a8)",
+            ("6 weight bits", "--bits w6a8", "4, 8 bits for weights"),
         ),
     ],
 )
-def test_forbidden_bits_name_the_target_and_what_it_allows(target: str, options: dict, words: str) -> None:
+def test_forbidden_bits_name_the_target_and_what_it_allows(target: str, options: dict, facts: tuple[str, ...]) -> None:
     model = conv_net()
-    with pytest.raises(RecipeError) as error:
+    with refused(RecipeError, f"target {target}", *facts):
         quantize(model, feed_for(model), Recipe(target=target, **options))
-    assert words in str(error.value)
-    assert "It allows" in str(error.value)
-    assert ("4, 8 bits for weights" if target == "qnn" else "8 bits for weights") in str(error.value)
 
 
 def test_the_command_refuses_forbidden_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +173,7 @@ def test_the_command_refuses_forbidden_bits(tmp_path: Path, capsys: pytest.Captu
     words = ("quantize", demo / "fashion_mobilenet.onnx", "-c", demo / "fashion_calibration.npz", "-o", tmp_path / "x")
     code, _, said = said_by(capsys, *words, "--target", "xnnpack", "--bits", "w2a8")
     assert code == 2
-    assert "target xnnpack does not allow 2 weight bits" in said
+    one_error(said, "target xnnpack", "2 weight bits")
     assert not (tmp_path / "x").exists()
 
 

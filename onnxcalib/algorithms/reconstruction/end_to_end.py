@@ -114,6 +114,7 @@ class NetworkTuner:
     seed: int = 0
     workers: int = 1  # pieces of a batch that are differentiated side by side
     strict: bool = False
+    bias_steps: float = BIAS_STEPS  # at most, of an integer bias
 
     def tune(self, plan: QuantPlan, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
         """The held-out samples choose among the start and the states on the way, unless the last is to be taken."""
@@ -266,7 +267,7 @@ class _Training:
                 grid = with_least_scale(grid, least_scale(layer, target, bias, read, per_channel=grid.axis is not None))
             params = replace(params, codes=quantize(weight, grid), grid=grid, weight=weight, input=None)
         if bias is not None and read is not None and target.integer_bias and layer.bias_node is None:
-            most = bias_scale(params.grid, read) * np.float32(BIAS_STEPS)
+            most = bias_scale(params.grid, read) * np.float32(self.tuner.bias_steps)
             bias = np.clip(bias, -most, most)
         return params if bias is params.bias else replace(params, bias=bias)
 

@@ -88,6 +88,7 @@ class Layerwise:
     strict: bool = False  # fail where a layer has no gradient
     checkpoint: Checkpoint = NO_CHECKPOINT
     stop: threading.Event = field(default_factory=threading.Event)  # ends the jobs that run in threads
+    spill_bytes: int = SPILL_BYTES
 
     def parallel(self, candidates: Candidates) -> Candidates:
         """Inputs and targets from the float model: every layer at every precision is a job of its own."""
@@ -254,7 +255,7 @@ class Layerwise:
     def _chunks(self, at_once: int = 1) -> Iterator[list[Layer]]:
         """Layers in order whose inputs and targets, of so many chunks at once, fit on disk together."""
         sizes = self._bytes_a_sample()
-        most = min(SPILL_BYTES // len(self.data), SAMPLE_BYTES) // at_once
+        most = min(self.spill_bytes // len(self.data), SAMPLE_BYTES) // at_once
         chunk: list[Layer] = []
         held = 0
         for layer in self.layers:

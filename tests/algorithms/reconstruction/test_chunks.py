@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from layerwise_training import SAMPLES, Seen, job_for, layerwise_of, plan_of
+from jobs import plan_of
+from layerwise_training import SAMPLES, Seen, job_for, layerwise_of
 
 from models import conv_net
 from onnxcalib.algorithms.reconstruction import layerwise as stage
@@ -40,8 +41,7 @@ def test_small_chunks_give_the_same(way: str, monkeypatch: pytest.MonkeyPatch, s
     for each, most in zip(seen, (stage.SPILL_BYTES, 1), strict=True):
         held.clear()
         monkeypatch.setattr(stage, "optimise", each)
-        monkeypatch.setattr(stage, "SPILL_BYTES", most)
-        getattr(layerwise_of(job), way)(given)
+        getattr(layerwise_of(job, spill_bytes=most), way)(given)
         assert (max(held) > 2) == (most > 1)  # or one layer's input and output
         assert not list(scratch.iterdir())
     assert seen[0].problems.keys() == seen[1].problems.keys()
@@ -72,7 +72,6 @@ def test_the_next_chunk_is_captured_while_one_trains(bits: str, monkeypatch: pyt
 
     Seen(monkeypatch, trained)
     monkeypatch.setattr(stage, "capture", watched)
-    monkeypatch.setattr(stage, "SPILL_BYTES", 1)
-    layerwise_of(job).parallel(candidates)
+    layerwise_of(job, spill_bytes=1).parallel(candidates)
     assert in_time == [True] * len(names) * len(job.recipe.bits)
     assert chunks_on_disk == [1, *[2] * (len(names) - 1)]

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from end_to_end_training import QUICK_JOINT, TARGETS, held_out_loss, job_for, plan_of, tuned, tuner_of
+from end_to_end_training import QUICK_JOINT, TARGETS, held_out_loss, job_for, tuned, tuner_of
+from jobs import plan_of
 
 from models import branches, conv_net, run, transformer_block
 from onnxcalib.algorithms.reconstruction.end_to_end import JOINT, Schedule, _Training

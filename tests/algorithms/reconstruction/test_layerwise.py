@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from layerwise_training import QUICK, SAMPLES, Seen, job_for, layerwise_of, plan_of
+from jobs import plan_of
+from layerwise_training import QUICK, SAMPLES, Seen, job_for, layerwise_of
+from said import refused
 
-from models import branches, build, conv1d, conv_net, normal, run, transformer_block
+from models import branches, build, conv1d, conv_net, normal, run, transformer_block, two_gemms
 from onnxcalib.algorithms.reconstruction.adaquant import LayerProblem, Optimised
 from onnxcalib.algorithms.reconstruction.layerwise import default_workers, with_layer
 from onnxcalib.autodiff.interface import NoGradientError
@@ -254,19 +257,9 @@ def test_with_layer_takes_the_layers_own_grid() -> None:
 # What cannot be trained.
 
 
-def bent() -> onnx.ModelProto:
-    text = """
-    net (float[N,6] x) => (float[N,3] y) {
-        [one] c = Gemm (x, w1, b1)
-        [act] t = Tanh (c)
-        [two] y = Gemm (t, w2, b2)
-    }"""
-    return build(text, w1=normal(6, 8), b1=normal(8), w2=normal(8, 3), b2=normal(3))
-
-
 def test_a_layer_without_gradient_keeps_its_start(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
     monkeypatch.delitem(RULES, "Tanh")
-    job = job_for(bent(), samples=64)
+    job = job_for(two_gemms("Tanh"), samples=64)
     candidates, plan = candidates_of(job), plan_of(job)
     layers = layerwise_of(job, engine=Engine.STANDARD, schedule=LONGER)
     found = layers.parallel(candidates)
@@ -280,10 +273,9 @@ def test_a_layer_without_gradient_keeps_its_start(monkeypatch: pytest.MonkeyPatc
     assert "Tanh node 'act'" in obstacle
     strict = replace(layers, strict=True)
     for train in (lambda: strict.parallel(candidates), lambda: strict.sequential(plan)):
-        with pytest.raises(NoGradientError, match="No gradient can be made for Tanh node 'act'") as caught:
+        with refused(NoGradientError, "Tanh node 'act'") as caught:
             train()
         assert (caught.value.op, caught.value.node) == ("Tanh", "act")
-        assert "\n" not in str(caught.value)
         assert not list(scratch.iterdir())
 
 
@@ -306,5 +298,6 @@ def test_rows_that_are_no_samples_keep_their_start() -> None:
     assert "'t'" in obstacles[0]
 
 
-def test_there_is_at_least_one_worker() -> None:
-    assert default_workers() >= 1
+def test_there_is_a_worker_for_every_core_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 6}, raising=False)
+    assert default_workers() == 3
