@@ -42,7 +42,7 @@ def loss(truth: Arrays, found: Arrays, logits: Collection[str], temperature: flo
 def held_out_loss(
     model: onnx.ModelProto, file: onnx.ModelProto, data: Arrays, logits: Collection[str], seed: int = 0
 ) -> float:
-    """Of a written file: its softened loss on the last quarter of the shuffled samples, or on all where they are few."""
+    """Of a written file: its softened loss on the last quarter of the shuffled samples, or on all if they are few."""
     count = len(next(iter(data.values())))
     order = np.random.default_rng([seed, ORDER]).permutation(count)[-(count // 4) if count >= 8 else 0 :]
     feed = {name: value[order] for name, value in data.items()}

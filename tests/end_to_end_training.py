@@ -34,7 +34,8 @@ def tuner_of(
 ) -> NetworkTuner:
     data, held_out = parted(job.data)
     teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
-    return NetworkTuner(job.model, job.layers, job.target, data, teacher, engine, schedule, strict=strict)
+    how = (data, teacher, engine, schedule)
+    return NetworkTuner(job.model, job.layers, job.places, job.target, *how, strict=strict)
 
 
 def tuned(job: Job, plan: QuantPlan, engine: Engine = Engine.AUTO, schedule: Schedule = QUICK) -> NetworkTuned:

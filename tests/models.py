@@ -66,6 +66,30 @@ def conv_net() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def clipped_net(low: float = 0.0, high: float = 1.0) -> onnx.ModelProto:
+    """Convolutions whose activations cut much of what they make, one of them after a sum of two others."""
+    text = """
+    net (float[N,3,8,8] x) => (float[N,4,8,8] y) {
+        [stem] c1 = Conv <pads=[1,1,1,1]> (x, w1, b1)
+        [clip1] r1 = Clip (c1, low, high)
+        [depth] c2 = Conv <pads=[1,1,1,1], group=8> (r1, w2, b2)
+        [clip2] r2 = Clip (c2, low, high)
+        [middle] c3 = Conv (r2, w3, b3)
+        [clip3] r3 = Clip (c3, low, high)
+        [sum] s = Add (r1, r3)
+        [clip4] r4 = Clip (s, low, high)
+        [wide] c5 = Conv (r4, w5, b5)
+        [relu] r5 = Relu (c5)
+        [last] y = Conv (r5, w6, b6)
+    }"""
+    return build(
+        text,
+        w1=normal(8, 3, 3, 3, scale=0.5), b1=normal(8), w2=normal(8, 1, 3, 3, scale=0.5), b2=normal(8),
+        w3=normal(8, 8, 1, 1, scale=0.5), b3=normal(8), w5=normal(8, 8, 1, 1, scale=0.5), b5=normal(8),
+        w6=normal(4, 8, 1, 1), b6=normal(4), low=np.float32(low), high=np.float32(high),
+    )  # fmt: skip
+
+
 def transformer_block() -> onnx.ModelProto:
     """Attention of one head and a feed-forward pair: MatMul and Add, some MatMuls with computed operands."""
     text = """

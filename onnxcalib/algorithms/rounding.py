@@ -12,7 +12,7 @@ from onnxcalib.algorithms.calibration import Statistics
 from onnxcalib.model.layers import Layer, weights_of
 from onnxcalib.model.placement import Places, QuantizedTensor
 from onnxcalib.model.prepare import Model
-from onnxcalib.numerics.quant_params import Grid, make_grid, quantize, with_least_scale
+from onnxcalib.numerics.quant_params import Grid, make_grid, quantize, with_least_scale, within
 from onnxcalib.numerics.range_estimators import ESTIMATORS, blocked_grid, weight_grid
 from onnxcalib.plan import Candidates, LayerParams
 from onnxcalib.recipe import MAX_BITS, Precision, RangeMethod
@@ -72,7 +72,7 @@ def _activation_grid(
     stats = statistics.tensors[tensor.same_grid_as or tensor.name]
     kind = target.activation_kind(bits, positive=stats.low >= 0)
     method = RangeMethod.MINMAX if tensor.is_output else ranges.activations[bits]
-    return make_grid(*ESTIMATORS[method](stats, kind), kind)
+    return within(make_grid(*ESTIMATORS[method](stats, kind), kind), tensor.bounds, kind)
 
 
 def _round_layer(

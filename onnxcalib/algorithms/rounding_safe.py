@@ -20,8 +20,8 @@ from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import ABSORBED_OPS, SAME_GRID_OPS, Places
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.shapes import infer_shapes
-from onnxcalib.numerics.fractions import common_denominator, near_fractions
-from onnxcalib.numerics.quant_params import Grid
+from onnxcalib.numerics.fractions import common_fractions, near_fractions
+from onnxcalib.numerics.quant_params import Grid, most_scale
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.targets import Target
 
@@ -39,7 +39,7 @@ def without_ties(model: Model, layers: Sequence[Layer], places: Places, plan: Qu
         return plan
     made = {layer.summed: layer for layer in layers if layer.name in plan.layers}
     shapes = infer_shapes(model.proto)
-    mover = _Mover(GraphIndex(model.proto.graph), shapes, made, places, dict(plan.carried), dict(plan.inputs))
+    mover = _Mover(GraphIndex(model.proto.graph), shapes, made, places, target, dict(plan.carried), dict(plan.inputs))
     for name in places.tensors:
         mover.settle(name)
     moved = replace(plan, carried=mover.carried, inputs=mover.inputs)
@@ -74,6 +74,7 @@ class _Mover:
     shapes: Mapping[str, tuple[int | None, ...]]
     made: Mapping[str, Layer]  # by tensor
     places: Places
+    target: Target
     carried: dict[str, Grid]
     inputs: dict[str, Grid]
     results: dict[str, _Result] = field(default_factory=dict)  # by layer
@@ -96,18 +97,32 @@ class _Mover:
 
     def _fit(self, name: str, own: float, sources: Mapping[str, int]) -> int | None:
         """The common denominator of what is added up; the tensor and all but one of its sources move."""
-        ratios = {source: float(self.carried[source].scale) / divisor / own for source, divisor in sources.items()}
-        denominator = common_denominator(list(ratios.values()), ACTIVATION_MOVE)
-        if denominator is None or not sources:
-            return denominator
+        if not sources:
+            return 1
         fixed = min(sources, key=lambda source: source not in self.settled)
-        unit = float(self.carried[fixed].scale) / sources[fixed] / round(ratios[fixed] * denominator)
+        others = [source for source in sources if source != fixed]
+        scales = {source: float(self.carried[source].scale) / divisor for source, divisor in sources.items()}
+        found = common_fractions(
+            [scales[source] / own for source in (fixed, *others)],
+            ACTIVATION_MOVE,
+            least=scales[fixed] / self._most(name, self.carried.get(name) or self.inputs[name]),
+            most=[self._most(source, self.carried[source]) / sources[source] / scales[fixed] for source in others],
+        )
+        if found is None:
+            return None
+        denominator, numerators = found
+        unit = scales[fixed] / numerators[0]
         self._rescale(name, unit * denominator)
-        for source, divisor in sources.items():
-            if source != fixed and source not in self.settled:
-                self._rescale(source, unit * divisor * round(ratios[source] * denominator))
+        for source, numerator in zip(others, numerators[1:], strict=True):
+            if source not in self.settled:
+                self._rescale(source, unit * sources[source] * numerator)
         self.settled |= {name, *sources}
         return denominator
+
+    def _most(self, name: str, grid: Grid) -> float:
+        """The largest scale that a tensor's grid may have: no code beyond where its activation cuts."""
+        kind = self.target.activation_kind(grid.bits, positive=not grid.signed)
+        return float(most_scale(grid, self.places.tensors[name].bounds, kind))
 
     def _rescale(self, name: str, scale: float) -> None:
         if name not in self.carried:

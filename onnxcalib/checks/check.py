@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 # Rules register themselves.
-from onnxcalib.checks import file_rules, layer_rules, quantizer_rules  # noqa: F401
+from onnxcalib.checks import activation_rules, file_rules, layer_rules, quantizer_rules  # noqa: F401
 from onnxcalib.checks.rule import FINDERS, Scene
 from onnxcalib.checks.view import label, views_of
 from onnxcalib.model.constants import constants_to_initializers

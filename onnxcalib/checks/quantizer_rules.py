@@ -88,7 +88,7 @@ def _dangling_dequantize(scene: Scene) -> Hits:
 def _pair_mismatch(scene: Scene) -> Hits:
     for it in scene.view.quantizers.values():
         before = scene.view.codes_from(it) if it.kind == "dequantize" and not it.constant else None
-        if before is not None and not (_same(it.scale, before.scale) and _same(it.zero, before.zero)):
+        if before is not None and not (same(it.scale, before.scale) and same(it.zero, before.zero)):
             yield it.node, f"another grid than that of '{label(before.node)}'"
 
 
@@ -159,7 +159,8 @@ def _is_dequantized(view: View, name: str) -> bool:
     return inside or any(_is_dequantized(view, output) for output in moved)
 
 
-def _same(one: Array | None, other: Array | None) -> bool:
+def same(one: Array | None, other: Array | None) -> bool:
+    """Whether two scales or zero points are equal; none stands for zero."""
     if one is None or other is None:
         return (one is None or not np.any(one)) and (other is None or not np.any(other))
     return one.size == other.size and np.array_equal(one.reshape(-1), other.reshape(-1))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-from onnxcalib.model.graph import GraphIndex
+from onnxcalib.model.graph import GraphIndex, activation_bounds
 from onnxcalib.model.io import copied
 from onnxcalib.model.layers import Layer, find_layers
 from onnxcalib.model.prepare import BatchNorm, Model
@@ -63,15 +63,10 @@ def find_uneven(model: Model, layers: Sequence[Layer], target: Target) -> list[U
 
 def _limit(index: GraphIndex, layer: Layer) -> float | None:
     """Where the activation cuts; None where a factor does not pass through it."""
-    if layer.activation in (None, "Relu", "LeakyRelu"):
+    if layer.activation in (None, "LeakyRelu"):
         return np.inf
-    node = index.producers[layer.activated]
-    if node.op_type != "Clip":
-        return None
-    bounds = [index.constant(name) if name else None for name in (*node.input[1:3], "", "")[:2]]
-    if bounds[0] is None or float(bounds[0]) != 0:
-        return None
-    return np.inf if bounds[1] is None else float(bounds[1])
+    bounds = activation_bounds(index.producers[layer.activated], index.constant)
+    return bounds[1] if bounds is not None and bounds[0] == 0 else None
 
 
 def factors_of(exponents: IntArray) -> npt.NDArray[np.float32]:

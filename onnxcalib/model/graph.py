@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
 from onnxcalib.model.io import all_nodes, copied
+from onnxcalib.numerics.quant_params import Bounds
 
 
 class GraphIndex:
@@ -73,6 +74,21 @@ def replace_input(
         node.input[position] = name
     else:
         node.input.append(name)
+
+
+def activation_bounds(
+    node: onnx.NodeProto | None, value: Callable[[str], np.ndarray[Any, Any] | None]
+) -> Bounds | None:
+    """The least and the most that a Relu or Clip lets through; None for others, and where a bound is computed."""
+    if node is None or node.op_type not in ("Relu", "Clip"):
+        return None
+    if node.op_type == "Relu":
+        return 0.0, np.inf
+    least, most = (*node.input, "", "")[1:3]
+    low, high = (value(name) if name else np.array(end) for name, end in ((least, -np.inf), (most, np.inf)))
+    if low is None or high is None or not low.size == high.size == 1 or low.item() >= high.item():
+        return None
+    return low.item(), high.item()
 
 
 def drop_unused_initializers(graph: onnx.GraphProto) -> None:

@@ -48,15 +48,16 @@ def starts(loss: LayerLoss) -> dict[str, FloatArray]:
     else:
         values[WEIGHT] = loss.weight
         if loss.weights.trained:
-            values |= _ranges(loss.weights, WEIGHT_RANGE, WEIGHT_LOW)
+            values |= ranges(loss.weights, WEIGHT_RANGE, WEIGHT_LOW)
     if loss.inputs is not None and loss.inputs.trained:
-        values |= _ranges(loss.inputs, INPUT_RANGE, INPUT_LOW)
+        values |= ranges(loss.inputs, INPUT_RANGE, INPUT_LOW)
     if loss.bias is not None:
         values[BIAS] = loss.bias
     return {name: np.asarray(value / loss.units.get(name, 1.0), np.float32) for name, value in values.items()}
 
 
-def _ranges(quantizer: Quantizer, range_name: str, low_name: str) -> dict[str, FloatArray]:
+def ranges(quantizer: Quantizer, range_name: str, low_name: str) -> dict[str, FloatArray]:
+    """The trained parameters of a quantizer, by the names that its loss has for them."""
     values = {range_name: quantizer.range}
     return values if quantizer.kind.symmetric else {**values, low_name: quantizer.low}
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxcalib.model.graph import GraphIndex
+from onnxcalib.model.graph import GraphIndex, activation_bounds
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
+from onnxcalib.numerics.quant_params import UNBOUNDED, Bounds
 from onnxcalib.targets.target import Placement, Target
 
 # Ops with an integer kernel once every input and the output are quantized.
@@ -34,6 +35,7 @@ class QuantizedTensor:
     carried: bool  # non-layer readers take the quantized value too, at eight bits
     same_grid_as: str | None = None  # the tensor whose grid it keeps
     is_output: bool = False  # a model output: nobody knows what clipping its outliers would cost
+    bounds: Bounds = UNBOUNDED  # of the Relu or Clip that makes it: no code may lie beyond
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def place(model: Model, layers: Sequence[Layer], target: Target) -> Places:
                 _is_carried(index, name, carried, wanted, layers),
                 carried.get(name),
                 name in index.outputs,
+                activation_bounds(index.producers.get(carried.get(name) or name), index.constant) or UNBOUNDED,
             )
             for name in chosen
         }

@@ -10,9 +10,8 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxcalib.model.graph import GraphIndex, edit
+from onnxcalib.model.graph import GraphIndex, activation_bounds, edit
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.placement import ABSORBED_OPS
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantizers import QONNX_DOMAIN, quantizers_of
 from onnxcalib.model.storage import Codes, store_int4
@@ -91,28 +90,16 @@ class _Writer:
 
     def _repeats_activation(self, tensor: gs.Variable, grid: Grid, layers: Sequence[gs.Node]) -> bool:
         """Whether a narrow grid does all that a Relu or Clip does: runtimes absorb these only into full grids."""
-        node = tensor.inputs[0] if tensor.inputs else None
+        bounds = activation_bounds(self.index.producers.get(tensor.name), self.index.constant)
         written = (self.target.placement, self.target.format, self.target.narrow)
-        if grid.fills_container or written != (Placement.FUSED, Format.QDQ, Narrow.CLIP_CODES) or node is None:
+        if grid.fills_container or written != (Placement.FUSED, Format.QDQ, Narrow.CLIP_CODES) or bounds is None:
             return False
-        if node.op not in ABSORBED_OPS or tensor in self.graph.outputs:
+        if tensor in self.graph.outputs:
             return False
         if not all(any(reader is layer for layer in layers) for reader in tensor.outputs):
             return False
         low, high = (float(value) for value in grid.range)
-        floor, ceiling = self._clip_bounds(node)
-        return floor <= low and high <= ceiling + 0.5 * float(grid.scale)
-
-    def _clip_bounds(self, node: gs.Node) -> tuple[float, float]:
-        """What a Relu or Clip lets through; nothing at all where a bound is computed."""
-        if node.op == "Relu":
-            return 0.0, np.inf
-        bounds = [-np.inf, np.inf]
-        for place, value in enumerate(node.inputs[1:3]):
-            if value.name:
-                constant = self.index.constant(value.name)
-                bounds[place] = (np.inf, -np.inf)[place] if constant is None else float(constant)
-        return bounds[0], bounds[1]
+        return bounds[0] <= low and high <= bounds[1] + 0.5 * float(grid.scale)
 
     def _quantize_layer(self, layer: Layer) -> None:
         node, params = self.nodes[layer.name], self.plan.layers[layer.name]

@@ -10,14 +10,24 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 # Multiples stay 1 / (2 * MOST) of a step away from ties; sums in float32 err by less.
 MOST = 4095
+# What meets a bound but for the rounding of float64 meets it.
+NEARLY = 1 - 1e-9
 
 
-def common_denominator(ratios: npt.ArrayLike, within: float) -> int | None:
-    """The smallest odd number by which all ratios are nearly whole, as seen from each; None if there is none."""
-    wanted = np.asarray(ratios, np.float64)
+def common_fractions(
+    ratios: npt.ArrayLike, within: float, least: float = 0.0, most: npt.ArrayLike = np.inf
+) -> tuple[int, Floats] | None:
+    """The smallest odd number by which all ratios are nearly whole, as seen from each, and the numerators over it.
+
+    The first fraction is at least `least`, the others are at most `most` times the first; None if there are none.
+    """
+    wanted, limits = np.asarray(ratios, np.float64), np.asarray(most, np.float64)
     for denominator in range(1, MOST + 1, 2):
-        if (_misses(wanted, denominator) <= within).all():
-            return denominator
+        numerators = np.rint(wanted * denominator)
+        numerators[0] = max(numerators[0], np.ceil(NEARLY * least * denominator), 1)
+        numerators[1:] = np.minimum(numerators[1:], np.floor(limits * numerators[0] / NEARLY))
+        if (_misses(numerators, wanted * denominator) <= within).all():
+            return denominator, numerators
     return None
 
 
@@ -26,16 +36,17 @@ def near_fractions(ratios: npt.NDArray[Any], base: int, within: float, at_most: 
     found = np.asarray(ratios, np.float64)
     wanted, best = found.copy(), np.full(found.shape, at_most)
     for denominator in range(base, MOST + 1, 2 * base):
-        misses = _misses(wanted, denominator)
+        numerators = np.rint(wanted * denominator)
+        misses = _misses(numerators, wanted * denominator)
         better = (misses < best) & (best > within)
-        found = np.where(better, np.rint(wanted * denominator) / denominator, found)
+        found = np.where(better, numerators / denominator, found)
         best = np.where(better, misses, best)
         if (best <= within).all():
             break
     return found
 
 
-def _misses(wanted: Floats, denominator: int) -> Floats:
-    """How far the nearest fraction over the denominator is, as seen from what is wanted."""
-    misses: Floats = np.abs(np.rint(wanted * denominator) / (wanted * denominator) - 1)
+def _misses(numerators: Floats, wanted: Floats) -> Floats:
+    """How far numerators are from the wanted ones, as seen from these."""
+    misses: Floats = np.abs(numerators / wanted - 1)
     return misses

@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float32]
+Bounds = tuple[float, float]  # the least and the most that a tensor can be
 
+UNBOUNDED: Bounds = (-np.inf, np.inf)
 # A smaller range is a constant tensor: its scale must stay far from float32's smallest numbers.
 TINY = 1e-8
 
@@ -116,6 +118,46 @@ def fake_quantize(values: Array, grid: Grid) -> FloatArray:
 def with_least_scale(grid: Grid, least: npt.ArrayLike) -> Grid:
     """The grid with scales raised to at least the given ones."""
     return replace(grid, scale=np.maximum(grid.scale, np.asarray(least, np.float32)))
+
+
+def within(grid: Grid, bounds: Bounds, kind: GridKind) -> Grid:
+    """One grid for a tensor, changed by as little as leaves no code beyond what the tensor can be; zero stays on it.
+
+    The zero point of an asymmetric grid moves before the scale shrinks: all values that both grids have stay.
+    """
+    low, high = min(bounds[0], 0.0), max(bounds[1], 0.0)
+    if not (kind.symmetric or kind.power_of_two or (low <= grid.range[0] and grid.range[1] <= high)):
+        scale = float(grid.scale)
+        least, most = np.ceil(grid.high - high / scale), np.floor(grid.low - low / scale)
+        zeros = [np.clip(grid.zero_point, least, most)]
+        if least > most:  # there is no room for so many steps
+            place = grid.low - low / (high - low) * (grid.high - grid.low)
+            zeros = [np.floor(place), np.ceil(place)]
+        grids = [replace(grid, zero_point=np.asarray(zero, np.int32)) for zero in zeros]
+        grid = max(grids, key=lambda each: most_scale(each, bounds, kind))
+    return with_most_scale(grid, most_scale(grid, bounds, kind))
+
+
+def most_scale(grid: Grid, bounds: Bounds, kind: GridKind) -> np.float32:
+    """The largest scale that leaves no code beyond the bounds; a symmetric grid must reach the farther one."""
+    if kind.power_of_two:
+        return np.float32(np.inf)
+    codes = int(grid.zero_point) - grid.low, grid.high - int(grid.zero_point)
+    ends = zip((-bounds[0], bounds[1]), codes, strict=True)
+    # No scale helps on a side of zero where nothing can be.
+    sides = [_largest(end, count) for end, count in ends if end > 0 and count > 0]
+    return (max if kind.symmetric else min)(sides, default=np.float32(np.inf))
+
+
+def _largest(end: float, count: int) -> np.float32:
+    """The largest scale of which so many steps are no more than the end, in float32."""
+    scale = np.float32(end / count)
+    return np.nextafter(scale, np.float32(0)) if np.float32(count) * scale > np.float32(end) else scale
+
+
+def with_most_scale(grid: Grid, most: npt.ArrayLike) -> Grid:
+    """The grid with scales lowered to at most the given ones."""
+    return replace(grid, scale=np.asarray(np.minimum(grid.scale, most), np.float32))
 
 
 def along(values: Array, axis: int | None, ndim: int) -> Array:

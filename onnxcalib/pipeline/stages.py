@@ -230,5 +230,5 @@ def _through_network(job: Job, plan: QuantPlan, schedule: Schedule, checkpoint: 
     data, held_out = parted(job.data)
     teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
     how = (job.recipe.get("engine"), schedule, job.recipe.seed, job.workers, job.recipe.get("strict"))
-    tuner = NetworkTuner(job.model, job.layers, job.target, data, teacher, *how)
+    tuner = NetworkTuner(job.model, job.layers, job.places, job.target, data, teacher, *how)
     return tuner.tune(plan, job.progress, checkpoint)

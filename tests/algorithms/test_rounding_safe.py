@@ -8,13 +8,16 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from models import BUILDERS, build, feed_for, normal, run
+from models import BUILDERS, build, clipped_net, feed_for, normal, run
 from onnxcalib import Precision, RangeMethod, Recipe, quantize
 from onnxcalib.algorithms.rounding_safe import ACTIVATION_MOVE, MOST_WEIGHT_MOVE
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.fractions import MOST
+from onnxcalib.numerics.quant_params import Grid
 from onnxcalib.pipeline.job import Job, start
 from onnxcalib.pipeline.stages import settled, statistics, uniform_plan
 from onnxcalib.plan import QuantPlan
@@ -49,7 +52,7 @@ def padded_shortcut() -> onnx.ModelProto:
     )  # fmt: skip
 
 
-MODELS = {"padded_shortcut": padded_shortcut, "conv_net": BUILDERS["conv_net"]}
+MODELS = {"padded_shortcut": padded_shortcut, "conv_net": BUILDERS["conv_net"], "clipped_net": clipped_net}
 
 
 def planned(model: onnx.ModelProto, target: str) -> tuple[Job, QuantPlan]:
@@ -102,6 +105,55 @@ def test_scales_move_by_little_and_codes_stay(target: str) -> None:
     for before, after in ((plan.carried, final.carried), (plan.inputs, final.inputs)):
         assert all(np.abs(after[name].scale / grid.scale - 1) < 3 * ACTIVATION_MOVE for name, grid in before.items())
         assert all(after[name].zero_point == grid.zero_point for name, grid in before.items())
+
+
+def pooled_net() -> onnx.ModelProto:
+    """Sums, a Concat and means of what three activations cut, and an activation of such a sum."""
+    text = """
+    net (float[N,3,4,4] x) => (float[N,2] y) {
+        [one] c1 = Conv (x, w1, b1) a = Clip (c1, zero, six)
+        [two] c2 = Conv (x, w2, b2) b = Clip (c2, zero, two)
+        [three] c3 = Conv (x, w3, b3) c = Clip (c3, zero, six)
+        [sum] s = Add (a, b) d = Clip (s, zero, six)
+        [again] t = Add (c, d) e = Clip (t, zero, two)
+        [both] k = Concat <axis=1> (e, b)
+        [last] l = Conv (k, w4, b4) f = Clip (l, zero, six)
+        [mean] p = GlobalAveragePool (f) q = Flatten (p)
+        [fc] y = Gemm (q, w5, b5)
+    }"""
+    weights = {f"w{place}": normal(4, 3, 1, 1, seed=place, scale=3.0) for place in (1, 2, 3)}
+    return build(
+        text, **weights, w4=normal(4, 8, 1, 1), w5=normal(4, 2), b5=normal(2), b1=normal(4), b2=normal(4), b3=normal(4),
+        b4=normal(4), zero=np.float32(0), six=np.float32(6), two=np.float32(2),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pooled() -> tuple[Job, QuantPlan]:
+    return planned(pooled_net(), "ort")
+
+
+CUTS = {"a": 6, "b": 2, "c": 6, "d": 6, "e": 2, "f": 6}
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32 - 1))
+def test_no_scale_moves_beyond_where_an_activation_cuts(pooled: tuple[Job, QuantPlan], seed: int) -> None:
+    """Ranges that end at the cut, as those of extremes do, or somewhat below it."""
+    (job, plan), rng = pooled, np.random.default_rng(seed)
+
+    def moved(name: str, grid: Grid) -> Grid:
+        high = CUTS.get(name, rng.uniform(1, 8)) * rng.choice([1.0, 0.9999, 0.997, 0.99, rng.uniform(0.5, 1)])
+        return replace(grid, scale=np.array(high / 255, np.float32))
+
+    carried = {name: moved(name, grid) for name, grid in plan.carried.items()}
+    carried["q"] = carried["p"]  # one grid for both
+    final = settled(job, replace(plan, carried=carried))
+    assert set(CUTS) <= set(final.carried)
+    for name, grid in carried.items():
+        assert np.abs(final.carried[name].scale / grid.scale - 1) < 3 * ACTIVATION_MOVE
+        assert final.carried[name].range[1] <= CUTS.get(name, np.inf), name
+    assert any(final.carried[name].scale != grid.scale for name, grid in carried.items())
 
 
 @pytest.mark.parametrize("other", [{"tie_free": False}, {"power_of_two": True}, {"float_activations": True}])

@@ -246,6 +246,16 @@ def _clipped_values(file: File) -> str:
     return "planted"
 
 
+def _beyond_the_cut(most: float) -> Callable[[File], str]:
+    def plant(file: File) -> str:
+        scale = file.store(np.array(most / 255, np.float32))
+        for node in file.pair("r1"):
+            node.input[1] = scale
+        return "stem"
+
+    return plant
+
+
 def _packed_weight(file: File) -> str:
     node = file.node("project_weight")
     shape = file.store(np.array([8, 8, 1, 1]), "planted_shape")
@@ -362,7 +372,9 @@ ROWS = (
     Broken("bias-zero-point", "xnnpack", _bias_zero_point),
     Broken("clipped-codes", "tensorrt", _clipped_codes),
     Broken("clipped-codes", "rknn", _clipped_codes),
-    Broken("clipped-values", "ort", _clipped_values),
+    Broken("clipped-values", "ort", _clipped_values, ("clip-not-absorbed",)),
+    Broken("clip-not-absorbed", "ort", _beyond_the_cut(6.02)),
+    Broken("clip-nearly-absorbed", "ort-compat", _beyond_the_cut(6.01)),
     Broken("packed-weight", "openvino", _packed_weight),
     Broken("int4-cast", "ort-compat", _int4_cast),
     Broken("shared-codes", "qnn", _shared_codes),

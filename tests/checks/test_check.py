@@ -97,7 +97,7 @@ def test_another_tools_file(by_onnxruntime: Path) -> None:
     assert {"power-of-two", "per-channel-weight"} <= rules_of(check_file(by_onnxruntime, find_target("vitis")))
 
 
-@pytest.mark.parametrize("name", ["float-output", "mixed-inputs", "clipped-values", "float-layer"])
+@pytest.mark.parametrize("name", ["float-output", "mixed-inputs", "clipped-values", "clip-not-absorbed", "float-layer"])
 def test_onnxruntime_keeps_in_float_what_the_check_says(name: str, tmp_path: Path) -> None:
     row = next(row for row in ROWS if row.rule == name and row.target == "ort")
     model, _ = row.build()
@@ -130,7 +130,7 @@ def test_the_command_and_its_exit_codes(
 
 def test_slow_alone_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = File(good("ort"))
-    file.activation_of("r1", onnx.TensorProto.INT8)
+    file.activation_of("b3", onnx.TensorProto.INT8)
     onnx.save(file.model, tmp_path / "slow.onnx")
     code, out, _ = said_by(capsys, "check", tmp_path / "slow.onnx")
     assert code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from models import BUILDERS, build, conv_net, normal
@@ -53,6 +54,30 @@ FUSED = {
         ("y", (), True, None),
     ],
 }
+
+
+def test_tensors_know_the_bounds_of_the_activation_that_makes_them() -> None:
+    text = """
+    net (float[N,2,4,4] x, float top) => (float[N,2,2,2] y) {
+        [a] c1 = Conv (x, w) r1 = Relu (c1)
+        [b] c2 = Conv (r1, w) r2 = Clip (c2, one, six)
+        [c] c3 = Conv (r2, w) r3 = Clip (c3, , six)
+        [d] c4 = Conv (r3, w) r4 = Clip (c4, one, top)
+        [e] c5 = Conv (r4, w) r5 = Clip (c5, one) m = MaxPool <kernel_shape=[2,2], strides=[2,2]> (r5)
+        [f] y = Conv (m, w)
+    }"""
+    model = build(text, w=normal(2, 2, 1, 1), one=np.float32(-1), six=np.float32(6))
+    tensors = places_of(read_prepared(model, find_target("ort")), "ort").tensors
+    assert {name: tensor.bounds for name, tensor in tensors.items()} == {
+        "x": (-np.inf, np.inf),
+        "r1": (0, np.inf),
+        "r2": (-1, 6),
+        "r3": (-np.inf, 6),
+        "r4": (-np.inf, np.inf),  # a bound is computed
+        "r5": (-1, np.inf),
+        "m": (-1, np.inf),  # the grid is that of r5
+        "y": (-np.inf, np.inf),
+    }
 
 
 @pytest.mark.parametrize("builder", FUSED)

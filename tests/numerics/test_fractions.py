@@ -6,8 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from onnxcalib.numerics.fractions import MOST, common_denominator, near_fractions
+from onnxcalib.numerics.fractions import MOST, common_fractions, near_fractions
 
 
 @pytest.mark.parametrize("base", [1, 11])
@@ -30,6 +32,22 @@ def test_a_ratio_with_nothing_near_stays() -> None:
 
 
 def test_the_smallest_common_denominator_is_odd() -> None:
-    assert common_denominator([0.5, 0.25], 0.0) is None
-    assert common_denominator([0.334, 0.8], 0.01) == 15
-    assert common_denominator([], 0.01) == 1
+    assert common_fractions([0.5, 0.25], 0.0) is None
+    denominator, numerators = common_fractions([0.334, 0.8], 0.01) or (0, [])
+    assert (denominator, *numerators) == (15, 5, 12)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.floats(0.05, 20), min_size=1, max_size=3), st.data())
+def test_common_fractions_keep_their_bounds(ratios: list[float], data: st.DataObject) -> None:
+    """Bounds that the ratios themselves keep, some of them barely."""
+    room = st.sampled_from([1.0, 1.0001, 1.003, 2.0, np.inf])
+    least = ratios[0] / data.draw(room)
+    most = [ratio / ratios[0] * data.draw(room) for ratio in ratios[1:]]
+    found = common_fractions(ratios, 0.01, least, most)
+    assert found is not None
+    denominator, numerators = found
+    assert denominator % 2 == 1
+    assert (np.abs(numerators / denominator / ratios - 1) <= 0.01).all()
+    assert numerators[0] / denominator >= least * (1 - 1e-8)
+    assert (numerators[1:] / numerators[0] <= np.array(most) * (1 + 1e-8)).all()

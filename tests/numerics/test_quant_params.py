@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -18,8 +19,10 @@ from onnxcalib.numerics.quant_params import (
     dequantize,
     fake_quantize,
     make_grid,
+    most_scale,
     quantize,
     with_least_scale,
+    within,
 )
 
 BITS = range(2, 9)
@@ -178,6 +181,75 @@ def test_positive_and_negative_ranges_are_widened_to_zero() -> None:
     assert make_grid(2.0, 5.1, kind).zero_point == 0
     assert make_grid(2.0, 5.1, kind).scale == np.float32(5.1 / 255)
     assert make_grid(-5.1, -2.0, kind).zero_point == 255
+
+
+ends = st.floats(0, 100, width=32).filter(lambda end: end == 0 or end > 0.01)
+bounded = st.tuples(ends.map(lambda end: -end) | st.just(-np.inf), ends | st.just(np.inf)).filter(
+    lambda bounds: bounds[0] < bounds[1]
+)
+
+
+@st.composite
+def moved_grids(draw: st.DrawFn, kind: GridKind) -> Grid:
+    """A grid as training might leave it: any scale, and any zero point where that may move."""
+    grid = make_grid(-draw(ends), draw(ends), kind)
+    zero = int(grid.zero_point) if kind.symmetric else draw(st.integers(*kind.codes))
+    return replace(grid, zero_point=np.array(zero, np.int32))
+
+
+@settings(max_examples=500)
+@given(st.data(), kinds.filter(lambda kind: not kind.symmetric), bounded)
+def test_no_code_lies_beyond_the_bounds_and_little_changes(
+    data: st.DataObject, kind: GridKind, bounds: tuple[float, float]
+) -> None:
+    grid = data.draw(moved_grids(kind))
+    held = within(grid, bounds, kind)
+    assert bounds[0] <= held.range[0] <= 0 <= held.range[1] <= bounds[1]
+    assert held.scale.dtype == np.float32
+    span, step = grid.high - grid.low, float(grid.scale)
+    if bounds[0] <= grid.range[0] and grid.range[1] <= bounds[1]:
+        assert (held.scale, held.zero_point) == (grid.scale, grid.zero_point)
+    elif bounds[1] - bounds[0] >= (span + 1) * step * (1 + 1e-6):  # there is room for all steps: the range is shifted
+        assert held.scale == grid.scale
+        low, high = (max(held.range[0], grid.range[0]), min(held.range[1], grid.range[1]))
+        values = np.linspace(low, high, 50).astype(np.float32)
+        np.testing.assert_array_equal(fake_quantize(values, held), fake_quantize(values, grid))
+    else:  # there is none for one step more
+        assert held.scale * (span + 1) >= min(bounds[1] - bounds[0], step * span) * (1 - 1e-6)
+
+
+@given(st.data(), kinds.filter(lambda kind: kind.symmetric), bounded)
+def test_a_symmetric_grid_keeps_its_zero_and_reaches_the_farther_bound(
+    data: st.DataObject, kind: GridKind, bounds: tuple[float, float]
+) -> None:
+    grid = data.draw(moved_grids(kind))
+    held = within(grid, bounds, kind)
+    assert held.zero_point == grid.zero_point
+    if held.scale == grid.scale:
+        assert held.range[1] <= bounds[1] or held.range[0] >= bounds[0]
+    else:
+        assert held.scale < grid.scale
+        far = np.float32(max(bounds, key=abs))
+        assert abs(fake_quantize(far, held) - far) <= 1.001 * held.scale
+
+
+@given(ends.filter(bool), st.integers(2, 8), st.booleans())
+def test_a_range_that_ends_at_the_bound_does_not_pass_it_by_rounding(high: float, bits: int, signed: bool) -> None:
+    kind = GridKind(bits, signed, symmetric=False)
+    grid = make_grid(0.0, high, kind)
+    held = within(grid, (0.0, high), kind)
+    assert held.range[1] <= np.float32(high)
+    assert held.range[1] == pytest.approx(high, rel=3e-7)
+    assert held.scale == most_scale(grid, (0.0, high), kind)
+    assert held.zero_point == grid.zero_point
+
+
+@given(st.data(), bounded)
+def test_powers_of_two_stay(data: st.DataObject, bounds: tuple[float, float]) -> None:
+    kind = GridKind(8, signed=True, symmetric=data.draw(st.booleans()), power_of_two=True)
+    grid = data.draw(moved_grids(kind))
+    held = within(grid, bounds, kind)
+    assert (held.scale, held.zero_point) == (grid.scale, grid.zero_point)
 
 
 def test_with_least_scale_raises_only_smaller_scales() -> None:

@@ -29,12 +29,23 @@ from onnxcalib.model.layer_loss import (
     LayerLoss,
     code_bounds,
     layer_loss,
+    ranges,
     starts,
 )
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.loss_writer import Quantizer, scale_of
 from onnxcalib.model.prepare import Model
-from onnxcalib.numerics.quant_params import Grid, GridKind, along, make_grid, quantize, with_least_scale
+from onnxcalib.numerics.quant_params import (
+    UNBOUNDED,
+    Bounds,
+    Grid,
+    GridKind,
+    along,
+    make_grid,
+    quantize,
+    with_least_scale,
+    within,
+)
 from onnxcalib.plan import LayerParams
 from onnxcalib.recipe import DEFAULTS, Engine, LayerOptimizer, Training
 from onnxcalib.targets import Target
@@ -90,6 +101,7 @@ class LayerProblem:
     input_kind: GridKind | None  # None: the inputs come quantized, or stay float
     trains_input: bool  # else its grid stays as it is
     optimizer: LayerOptimizer = LayerOptimizer.ADAQUANT
+    bounds: Bounds = UNBOUNDED  # of what the layer reads: a trained grid stays within
 
 
 @dataclass(frozen=True)
@@ -175,6 +187,23 @@ class LayerTraining:
         chosen = rng.choice(self.train, min(self.batch, len(self.train)), replace=False)
         self.gradients.run(self._feed(sorted(chosen), done / self.schedule.steps))
         self.adam.step(self.gradients.gradients, cosine(done, self.schedule.steps) if self.schedule.decay else 1.0)
+        self._keep_bounds()
+
+    def _keep_bounds(self) -> None:
+        """Takes the grid of the inputs back to where no code is wasted on values that its activation cuts off."""
+        kind = self.problem.input_kind
+        if INPUT_RANGE not in self.parameters or kind is None:
+            return
+        found = self._values(self.parameters)
+        free = _grid(found[INPUT_RANGE], found.get(INPUT_LOW), kind, None)
+        held = within(free, self.problem.bounds, kind)
+        if (held.scale, held.zero_point) != (free.scale, free.zero_point):
+            for name, value in ranges(_quantizer(held, kind, trained=True), INPUT_RANGE, INPUT_LOW).items():
+                self.parameters[name][...] = value / self.loss.units.get(name, 1.0)
+
+    def _values(self, parameters: Parameters) -> dict[str, FloatArray]:
+        units = self.loss.units
+        return {name: np.asarray(value * units.get(name, 1.0), np.float32) for name, value in parameters.items()}
 
     def judge(self, parameters: Parameters) -> float:
         """The error on the held-out samples, with every rounding decided."""
@@ -198,8 +227,7 @@ class LayerTraining:
 
     def params(self, parameters: Parameters) -> LayerParams:
         """The trained layer as codes and grids."""
-        problem, loss = self.problem, self.loss
-        values = {name: np.asarray(value * loss.units.get(name, 1.0), np.float32) for name, value in parameters.items()}
+        problem, loss, values = self.problem, self.loss, self._values(parameters)
         kind, axis = loss.weights.kind, loss.weights.axis
         bias = values.get(BIAS, problem.start.bias)
         grid = problem.start.grid
@@ -207,7 +235,8 @@ class LayerTraining:
             grid = _grid(values[WEIGHT_RANGE], values.get(WEIGHT_LOW), kind, axis)
         read, own = problem.grid, None
         if INPUT_RANGE in values and problem.input_kind is not None:
-            read = own = _grid(values[INPUT_RANGE], values.get(INPUT_LOW), problem.input_kind, None)
+            own = _grid(values[INPUT_RANGE], values.get(INPUT_LOW), problem.input_kind, None)
+            read = own = within(own, problem.bounds, problem.input_kind)
         if bias is not None:
             least = least_scale(problem.layer, problem.target, bias, read, per_channel=axis is not None)
             grid = with_least_scale(grid, least)

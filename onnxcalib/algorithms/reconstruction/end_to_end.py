@@ -31,11 +31,20 @@ from onnxcalib.model.model_loss import (
     weight_name,
     weight_scale_name,
 )
+from onnxcalib.model.placement import Places
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import bias_scale, write_qdq
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.losses import TEMPERATURE, Head, log_probabilities
-from onnxcalib.numerics.quant_params import Grid, along, dequantize, quantize, with_least_scale
+from onnxcalib.numerics.quant_params import (
+    Grid,
+    along,
+    dequantize,
+    most_scale,
+    quantize,
+    with_least_scale,
+    with_most_scale,
+)
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
 from onnxcalib.recipe import Engine
@@ -106,6 +115,7 @@ class NetworkTuner:
 
     model: Model
     layers: Sequence[Layer]
+    places: Places
     target: Target
     data: Dataset
     teacher: Teacher  # holds the held-out samples
@@ -158,6 +168,7 @@ class NetworkTuner:
 class _Training:
     def __init__(self, tuner: NetworkTuner, plan: QuantPlan) -> None:
         self.tuner, self.start = tuner, plan
+        self.most = {name: self._most_scale(name, grid) for name, grid in plan.inputs.items()}
         self.heads = tuner.teacher.heads
         self.hints = self._hints()
         self.session = Session(with_outputs(tuner.model.proto, [*self.heads, *self.hints]))
@@ -176,6 +187,11 @@ class _Training:
         self.gradients = Lanes(proto, starts, tuner.engine, tuner.workers)
         self.adam = Adam(self.gradients.parameters, rates)
         self.feeds = endless(tuner.data, self.piece, tuner.seed)
+
+    def _most_scale(self, name: str, grid: Grid) -> np.float32:
+        """Where the activation that makes a tensor cuts: codes beyond would be wasted, and runtimes would not fuse."""
+        kind = self.tuner.target.activation_kind(grid.bits, positive=not grid.signed)
+        return most_scale(grid, self.tuner.places.tensors[name].bounds, kind)
 
     def _piece(self) -> int:
         """How many samples go through the network at a time."""
@@ -206,6 +222,11 @@ class _Training:
         rate = cosine(schedule.before + number, schedule.before + schedule.steps + schedule.after)
         self.hinted = {HINTED: np.asarray(HINT_SHARE * (1 + rate) / 2, np.float32)} if self.hints else {}
         self.adam.step(self.gradients.run(feeds, self._with_truth), rate)
+        for tensor, most in self.most.items():
+            name = input_scale_name(tensor)
+            if name in self.gradients.parameters:
+                scale = self.gradients.parameters[name]
+                np.minimum(scale, most / self.units[name], out=scale)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -251,7 +272,11 @@ class _Training:
         values = {name: np.asarray(value * self.units[name], np.float32) for name, value in parameters.items()}
         plan = self.start
         trained = {name: values.get(input_scale_name(name)) for name in plan.inputs}
-        inputs = {name: _moved(plan.inputs[name], scale) for name, scale in trained.items() if scale is not None}
+        inputs = {
+            name: with_most_scale(_moved(plan.inputs[name], scale), self.most[name])
+            for name, scale in trained.items()
+            if scale is not None
+        }
         plan = replace(plan, inputs={**plan.inputs, **inputs}) if inputs else plan
         layers = {layer.name: self._params_of(plan, layer, values) for layer in self.tuner.layers}
         return replace(plan, layers={**plan.layers, **layers})

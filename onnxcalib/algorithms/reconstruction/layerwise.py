@@ -21,7 +21,7 @@ from onnxcalib.model.placement import Places
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_plain
 from onnxcalib.model.subgraph import with_outputs
-from onnxcalib.numerics.quant_params import Grid
+from onnxcalib.numerics.quant_params import UNBOUNDED, Grid
 from onnxcalib.plan import Candidates, LayerParams, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
 from onnxcalib.recipe import Engine, LayerOptimizer, Precision
@@ -243,14 +243,15 @@ class Layerwise:
 
     def problem(self, layer: Layer, precision: Precision, start: LayerParams, grid: Grid | None) -> LayerProblem:
         """What there is to train in a layer."""
-        kind, alone = None, False
+        kind, alone, bounds = None, False, UNBOUNDED
         if grid is not None:
             tensor = self.places.group(layer)
             # At eight bits a carried tensor is read as it is; a grid that several layers share stays as it is.
             if not tensor.carried or precision.activation < 8:
                 kind = self.target.activation_kind(precision.activation, positive=not grid.signed)
-            alone = len(tensor.layers) == 1
-        return LayerProblem(self.model, layer, self.target, start, precision.weight, grid, kind, alone, self.optimizer)
+            alone, bounds = len(tensor.layers) == 1, tensor.bounds
+        how = (precision.weight, grid, kind, alone, self.optimizer, bounds)
+        return LayerProblem(self.model, layer, self.target, start, *how)
 
     def _chunks(self, at_once: int = 1) -> Iterator[list[Layer]]:
         """Layers in order whose inputs and targets, of so many chunks at once, fit on disk together."""
