@@ -51,10 +51,10 @@ def stand_in() -> onnx.ModelProto:
         [classifier] y = Gemm <transB=1> (f, w3, bias)
     }"""
     weights = {
-        "w1": normal(64, 3, 3, 3, scale=0.3),
-        "w2": normal(64, 64, 3, 3, scale=0.1),
-        "w3": normal(5, 64, scale=0.3),
+        "w1": normal(40, 3, 3, 3, scale=0.3),
+        "w2": normal(40, 40, 3, 3, scale=0.1),
+        "w3": normal(5, 40, scale=0.3),
     }
-    model = build(text, **weights, **norm_of("n1", 64, 1), **norm_of("n2", 64, 2), bias=normal(5))
+    model = build(text, **weights, **norm_of("n1", 40, 1), **norm_of("n2", 40, 2), bias=normal(5))
     model.graph.node[-1].name = "/classifier/classifier.1/Gemm"
     return model
