@@ -264,7 +264,7 @@ def run(model: onnx.ModelProto | Path, feed: Arrays, **settings: Any) -> Arrays:
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, feed), strict=True))
 
 
-def optimized_ops(model: onnx.ModelProto, folder: Path) -> list[str]:
+def optimized_ops(model: onnx.ModelProto | Path, folder: Path) -> list[str]:
     """The ops that are left once the runtime has fused what it can."""
     path = folder / "optimized.onnx"
     session_of(model, optimized_model_filepath=str(path))

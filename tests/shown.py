@@ -7,6 +7,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import onnx
+
+from models import build, norm_of, normal
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -30,3 +34,27 @@ def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """A program, in a folder."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def stand_in() -> onnx.ModelProto:
+    """A classifier of small images, nearly all of whose bytes are weights; the last layer has the tutorial's name."""
+    text = """
+    net (float[N,3,8,8] x) => (float[N,5] y) {
+        [stem] c1 = Conv <pads=[1,1,1,1]> (x, w1)
+        b1 = BatchNormalization (c1, n1_gamma, n1_beta, n1_mean, n1_var)
+        r1 = Relu (b1)
+        [block] c2 = Conv <pads=[1,1,1,1]> (r1, w2)
+        b2 = BatchNormalization (c2, n2_gamma, n2_beta, n2_mean, n2_var)
+        s = Add (r1, b2)
+        p = GlobalAveragePool (s)
+        f = Flatten (p)
+        [classifier] y = Gemm <transB=1> (f, w3, bias)
+    }"""
+    weights = {
+        "w1": normal(40, 3, 3, 3, scale=0.3),
+        "w2": normal(40, 40, 3, 3, scale=0.1),
+        "w3": normal(5, 40, scale=0.3),
+    }
+    model = build(text, **weights, **norm_of("n1", 40, 1), **norm_of("n2", 40, 2), bias=normal(5))
+    model.graph.node[-1].name = "/classifier/classifier.1/Gemm"
+    return model

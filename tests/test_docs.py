@@ -13,9 +13,9 @@ import onnx
 import pytest
 from command_line import said_by
 from PIL import Image
-from shown import ROOT, blocks, lines_of, run, written_by
+from shown import ROOT, blocks, lines_of, run, stand_in, written_by
 
-from models import build, feed_for, norm_of, normal
+from models import feed_for
 from onnxcalib.recipe import KEYS, PRESETS, read_options
 from onnxcalib.targets import TARGETS
 
@@ -24,30 +24,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN = [name for name, text in PAGES.items() if blocks(text, "bash") or blocks(text, "python")]
 LANGUAGES = {"bash", "python", "toml", "text"}
 CLASSES = 5
-
-
-def stand_in() -> onnx.ModelProto:
-    """A classifier of small images, nearly all of whose bytes are weights; the last layer has the tutorial's name."""
-    text = """
-    net (float[N,3,8,8] x) => (float[N,5] y) {
-        [stem] c1 = Conv <pads=[1,1,1,1]> (x, w1)
-        b1 = BatchNormalization (c1, n1_gamma, n1_beta, n1_mean, n1_var)
-        r1 = Relu (b1)
-        [block] c2 = Conv <pads=[1,1,1,1]> (r1, w2)
-        b2 = BatchNormalization (c2, n2_gamma, n2_beta, n2_mean, n2_var)
-        s = Add (r1, b2)
-        p = GlobalAveragePool (s)
-        f = Flatten (p)
-        [classifier] y = Gemm <transB=1> (f, w3, bias)
-    }"""
-    weights = {
-        "w1": normal(64, 3, 3, 3, scale=0.3),
-        "w2": normal(64, 64, 3, 3, scale=0.1),
-        "w3": normal(5, 64, scale=0.3),
-    }
-    model = build(text, **weights, **norm_of("n1", 64, 1), **norm_of("n2", 64, 2), bias=normal(5))
-    model.graph.node[-1].name = "/classifier/classifier.1/Gemm"
-    return model
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_gradients_of_other_parameters_are_ignored() -> None:
 
 def test_an_array_that_would_be_copied_is_refused() -> None:
     for wrong in (np.zeros((4, 4), np.float32).T[:2], np.zeros(4, np.float64)):
-        with pytest.raises(ValueError, match="'w' is not a contiguous float32 array"):
+        with pytest.raises(ValueError, match=r"'w'.*float32"):
             Adam({"w": wrong}, {"w": 1.0})
 
 

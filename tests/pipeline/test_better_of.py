@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tuning import job_for, plan_of
+from jobs import plan_of
+from tuning import job_for
 
 from models import conv_net
 from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned

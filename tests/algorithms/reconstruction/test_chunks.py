@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,6 @@ from models import conv_net
 from onnxcalib.algorithms.reconstruction import layerwise as stage
 from onnxcalib.algorithms.reconstruction.adaquant import LayerProblem, Optimised
 from onnxcalib.pipeline.sweep import candidates_of
-
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files, that must be empty at the end."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
 
 
 @pytest.mark.parametrize("way", ["parallel", "sequential"])

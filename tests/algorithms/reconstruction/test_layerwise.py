@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +29,6 @@ from onnxcalib.recipe import Engine, LayerOptimizer
 from onnxcalib.targets import Placement
 
 LONGER = replace(QUICK, steps=40)
-
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files, that must be empty at the end."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
 
 
 def contents(params: LayerParams) -> list[bytes]:
