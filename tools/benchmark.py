@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from solver_cost import solver
 from step_cost import step
 
 import onnxcalib
@@ -346,6 +347,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--peak"]:
         return peak(*sys.argv[2:5])
     parts = {"plain": plain, "memory": memory, "sensitivity": sensitivity, "step": step, "parallel": parallel}
+    parts["solver"] = solver
     for name in ("resnet20", "resnet20_folded", "mobilenet_v2"):
         parts[f"light-{name}"] = lambda cases, folder, name=name: light(cases[name], folder)
     for name in ("resnet20", "mobilenet_v2"):

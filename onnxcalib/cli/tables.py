@@ -13,7 +13,7 @@ from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
 from onnxcalib.analysis.compare import LayerComparison
 from onnxcalib.analysis.evaluate import Evaluation
-from onnxcalib.mixed_precision.allocate import Allocation
+from onnxcalib.mixed_precision.allocate import Allocation, proof
 from onnxcalib.mixed_precision.assignment import Assigned
 from onnxcalib.mixed_precision.curve import Point
 from onnxcalib.mixed_precision.table import SensitivityTable
@@ -103,7 +103,7 @@ def _assignment(assigned: Assigned) -> list[str]:
     estimated = assigned.estimated_loss - taken.estimated_loss + found.estimated_loss
     tries = "" if assigned.tries == 1 else f", {assigned.tries} tries"
     program = (
-        f"integer program: {'optimal' if found.optimal else 'not optimal'}, gap {found.gap:.2g}{tries}; "
+        f"integer program: {proof(found.optimal, found.gap)}{tries}; "
         f"loss estimated {estimated:.6g}, measured {measured:.6g}"
     )
     if reranking is None:
@@ -150,7 +150,7 @@ def allocation_line(table: SensitivityTable, found: Allocation) -> str:
     for name, value in found.costs.items():
         whole = table.float_costs.get(name)
         parts.append(f"{name} {value:,.0f}" + (f" ({value / whole:.4f} of float)" if whole else ""))
-    status = f"optimal, gap {found.gap:.2g}" if found.optimal else "not proven optimal"
+    status = proof(found.optimal, found.gap)
     return f"estimated loss {table.base_loss + found.estimated_loss:.6g}; {', '.join(parts)}; {status}"
 
 

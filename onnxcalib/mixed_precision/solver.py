@@ -1,211 +1,245 @@
-"""The integer program behind an allocation: what can be ruled out is, the rest is searched or given to HiGHS."""
+"""The integer program behind an allocation: dominated choices are dropped, HiGHS solves the rest.
+
+One binary a layer and choice, one a shared tensor and its activation bits. Limits hold exactly: an answer that passes
+one within HiGHS's tolerance is cut off, and the program solved again.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import highspy
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxcalib.errors import OnnxcalibError
-from onnxcalib.mixed_precision.search import Relaxed, search
-from onnxcalib.mixed_precision.search_space import Bound, Choices, Measure, Space, cheapest, narrow, undominated
-from onnxcalib.recipe import Precision
+from onnxcalib.mixed_precision.search_space import (
+    AdditiveMetric,
+    Choices,
+    Constraint,
+    SearchSpace,
+    cheapest,
+    cheapest_at,
+    undominated,
+)
 
-# Column numbers and their values.
-_Row = tuple[NDArray[np.intp], NDArray[np.float64]]
-OBJECTIVE_SCALE = 1e4
-# The part of the relaxation's optimum by which the best assignment is first supposed to exceed it.
-FIRST_GAP = 1e-5
 TOLERANCE = 1e-9
-ROUNDING = 1e-12
-OPTIONS = {
+LARGEST = 1e4  # the largest cost that HiGHS sees, for its tolerances are absolute
+SPREAD = 1e4  # a cost that is so many times the whole answer hides its details behind these tolerances
+FIXED_OPTIONS = {
     "output_flag": False,
     "threads": 1,
-    "time_limit": 120.0,  # seconds
     "random_seed": 1,
-    "mip_rel_gap": 0.0,
-    "mip_abs_gap": 0.0,
+    "presolve": "off",  # it cuts off optima where coefficients are near the tolerances, and saves no time here
     "mip_feasibility_tolerance": TOLERANCE,
     "primal_feasibility_tolerance": TOLERANCE,
     "dual_feasibility_tolerance": TOLERANCE,
 }
-TRIES = 4
+STATUS = highspy.HighsModelStatus
+
+
+@dataclass(frozen=True)
+class SolveOptions:
+    """When to stop: at this relative gap, after these seconds, or after these nodes of the search tree."""
+
+    gap: float = 1e-4
+    time_limit: float = 60.0
+    max_nodes: int = highspy.kHighsIInf
+
+
+DEFAULT = SolveOptions()
 
 
 @dataclass(frozen=True)
 class Solution:
-    """An assignment, and what its proof left open."""
+    """An assignment, whether it is proven optimal within the gap asked for, and the gap that is left."""
 
     choices: Choices
     optimal: bool = True
     gap: float = 0.0
 
 
-def best(space: Space, aim: Measure, bounds: Sequence[Bound], tie: Measure) -> Solution | None:
-    """The least aim within the bounds, of these the least of the tie breaker; None if nothing is within the bounds."""
-    if not bounds:
-        return Solution(cheapest(space, aim, tie))
-    narrowed = narrow(space, bounds)
-    if narrowed is None:
-        return None
-    space = undominated(narrowed, [aim, *(bound.measure for bound in bounds), tie])
-    relaxed = _relax(space, aim, bounds)
-    widest = _widest(space, relaxed)
-    gap = FIRST_GAP * max(relaxed.least - relaxed.pay, 1.0)
-    while True:
-        core = narrow(space, [*bounds, relaxed.within(gap)])
-        found = _best_of(core, aim, bounds, tie, relaxed, gap) if core else None
-        above = relaxed.above(aim.total(found.choices)) if found else math.inf
-        # All assignments that lie no further above were searched, so none is better.
-        if above <= gap + relaxed.rounding or gap > widest:
-            return found
-        gap = min(above, 2 * gap)
+@dataclass(frozen=True)
+class Row:
+    """Lower <= the columns, each times its value, summed <= upper."""
+
+    columns: Sequence[int]
+    values: Sequence[float]
+    lower: float
+    upper: float
 
 
-def _best_of(
-    core: Space, aim: Measure, bounds: Sequence[Bound], tie: Measure, relaxed: Relaxed, gap: float
+@dataclass(frozen=True)
+class Outcome:
+    """What HiGHS found: the columns that are one, if it has an answer, and what no answer can be below."""
+
+    ones: NDArray[np.intp] | None
+    bound: float
+    optimal: bool
+
+
+def best(
+    space: SearchSpace,
+    objective: AdditiveMetric,
+    constraints: Sequence[Constraint],
+    tie: AdditiveMetric,
+    options: SolveOptions = DEFAULT,
 ) -> Solution | None:
-    found = search(core, aim, bounds, tie, relaxed, gap)
-    if found.complete:
-        return Solution(found.choices) if found.choices else None
-    first = _solve(core, aim, bounds)
-    if first is None or relaxed.above(aim.total(first.choices)) > gap:
-        return first
-    # The tie breaker's answer is at hand, the first one's, unless rounding hides it.
-    held = [*bounds, Bound(aim, aim.total(first.choices))]
-    few = narrow(core, held)
-    second = few and _solve(few, tie, held)
-    return replace(first, choices=(second or first).choices)
+    """The least objective within the constraints, up to the gap; None if nothing is within the constraints."""
+    free = cheapest(space, objective, tie)
+    if all(it.holds(free) for it in constraints):
+        return Solution(free)
+    if not all(it.holds(cheapest(space, it.metric, it.metric)) for it in constraints):
+        return None
+    space = undominated(space, [objective, *(it.metric for it in constraints), tie])
+    found = _solve(space, objective, constraints, options)
+    return found and replace(found, choices=_settle_ties(space, objective, constraints, tie, found.choices))
 
 
-def _relax(space: Space, aim: Measure, bounds: Sequence[Bound]) -> Relaxed:
-    """The bounds at the prices that the linear relaxation puts on them."""
-    linear = _model(space, aim, bounds)
-    linear.integrality_ = []
-    duals = np.asarray(_highs(linear).getSolution().row_dual)[len(linear.row_upper_) - len(bounds) :]
-    # Any price that is not negative makes a valid bound, so the relaxation need not be solved exactly.
-    shares = [max(-float(dual), 0.0) if math.isfinite(dual) else 0.0 for dual in duals] or [0.0] * len(bounds)
-    values, scale = _objective(space, aim)
-    for bound, price in zip(bounds, shares, strict=True):
-        values = values + price * space.shares(bound)
-    table: dict[str, dict[Precision, float]] = {layer: {} for layer in space.menus}
-    for (layer, choice), value in zip(space.columns(), values, strict=True):
-        table[layer][choice] = float(value)
-    priced = Measure("priced", table)
-    prices = tuple(price / space.room(bound) for bound, price in zip(bounds, shares, strict=True))
-    least = priced.total(cheapest(space, priced, priced))
-    floor = math.fsum([aim.fixed, *space.floor(aim).values()])
-    return Relaxed(priced, least, prices, math.fsum(shares), scale, floor)
-
-
-def _widest(space: Space, relaxed: Relaxed) -> float:
-    """The gap that rules nothing out."""
-    return math.fsum(max(relaxed.priced.values[layer][it] for it in menu) for layer, menu in space.menus.items())
-
-
-def _solve(space: Space, aim: Measure, bounds: Sequence[Bound]) -> Solution | None:
-    """HiGHS's assignment with the least aim within the bounds, each checked exactly; None if there is none."""
-    drawn = list(bounds)
-    for attempt in range(TRIES):
-        solution = _run(space, aim, drawn)
-        if solution is None:
+def _solve(
+    space: SearchSpace, objective: AdditiveMetric, constraints: Sequence[Constraint], options: SolveOptions
+) -> Solution | None:
+    """HiGHS until its answer keeps every constraint exactly and is not lost beside much larger costs."""
+    end = time.monotonic() + options.time_limit
+    columns, costs = space.columns(), space.above_floor(objective)
+    rows = [*_choice_rows(space), *(_limit_row(space, it) for it in constraints)]
+    found: Choices | None = None
+    least, bound, most = math.inf, 0.0, float(costs.max()) or 1.0
+    while True:
+        left = replace(options, time_limit=max(end - time.monotonic(), 0.0))
+        # No better answer has a cost above the most; shown as the most, it leaves HiGHS's bound a bound.
+        outcome = minimise(np.minimum(costs, most) / most * LARGEST, rows, left)
+        if outcome is None:
             return None
-        over = [bound.measure.total(solution.choices) - bound.most for bound in bounds]
-        if max(over, default=0.0) <= 0:
-            return solution
-        # The solver's tolerance let a bound be passed: draw it in by as much, then by the whole tolerance.
-        drawn = [
-            replace(bound, most=bound.most - max(excess, attempt * TOLERANCE * space.room(bound)))
-            if excess > 0
-            else bound
-            for bound, excess in zip(drawn, over, strict=True)
-        ]
-    raise OnnxcalibError("the integer program could not be solved within its limits.", "Move a limit a little.")
-
-
-def _run(space: Space, aim: Measure, bounds: Sequence[Bound]) -> Solution | None:
-    narrowed = narrow(space, bounds)
-    if narrowed is None:
-        return None
-    space = undominated(narrowed, [aim, *(bound.measure for bound in bounds)])
-    highs = _highs(_model(space, aim, bounds))
-    status = highs.getModelStatus()
-    if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
-        return None
-    if status == highspy.HighsModelStatus.kTimeLimit:
-        hint = "Offer fewer precisions, or give fewer limits."
-        raise OnnxcalibError(f"the integer program was not solved within {OPTIONS['time_limit']:.0f} s.", hint)
-    if status != highspy.HighsModelStatus.kOptimal:
-        raise OnnxcalibError(f"the integer program ended with {highs.modelStatusToString(status)!r}.")
-    values = highs.getSolution().col_value
-    choices = {layer: choice for (layer, choice), value in zip(space.columns(), values, strict=False) if value > 0.5}
-    gap = float(highs.getInfo().mip_gap)
+        bound = max(bound, outcome.bound / LARGEST * most)
+        if outcome.ones is None:
+            break
+        ones = outcome.ones[outcome.ones < len(columns)]
+        choices = dict(columns[one] for one in ones)
+        if broken := [it for it in constraints if not it.holds(choices)]:
+            rows += [_cover_cut(space, it.metric, choices) for it in broken]
+            continue
+        total = math.fsum(costs[ones])
+        if total < least:
+            found, least = choices, total
+        if not outcome.optimal or not least or most <= SPREAD * least:
+            break
+        most = 2 * least
+    if found is None:
+        raise OnnxcalibError(
+            f"no assignment within the limits was found in {options.time_limit:g} s.",
+            "Offer fewer precisions, give fewer limits, or move a limit a little.",
+        )
+    gap = (least - bound) / max(objective.total(found), least) if bound < least else 0.0
     # What is left of a closed gap is rounding.
-    return Solution(choices, True, gap if ROUNDING < gap < math.inf else 0.0)
+    return Solution(found, outcome.optimal, gap if gap > TOLERANCE else 0.0)
 
 
-def _highs(model: highspy.HighsLp) -> highspy.Highs:
-    highs = highspy.Highs()
-    for name, value in OPTIONS.items():
-        highs.setOptionValue(name, value)
-    highs.passModel(model)
-    highs.run()
-    return highs
+def _settle_ties(
+    space: SearchSpace,
+    objective: AdditiveMetric,
+    constraints: Sequence[Constraint],
+    tie: AdditiveMetric,
+    choices: Choices,
+) -> Choices:
+    """Group by group, the least tie breaker that gives no layer more of the objective; of equals the higher bits."""
+    values = objective.values
+    no_worse = {
+        layer: tuple(it for it in offered if values[layer][it] <= values[layer][choices[layer]])
+        for layer, offered in space.candidates.items()
+    }
+    space = SearchSpace(no_worse, space.groups).shared_only()
+    for group in space.groups:
+        for bits in space.shared_bits(group):
+            changed = choices | cheapest_at(space, group, bits, tie, objective)
+            better = (tie.total(changed), -bits) < (tie.total(choices), -choices[group[0]].activation)
+            if better and all(it.holds(changed) for it in constraints):
+                choices = changed
+    return choices
 
 
-def _model(space: Space, aim: Measure, bounds: Sequence[Bound]) -> highspy.HighsLp:
-    """One binary a layer and choice, then one a shared tensor and its bits; each bound's row is scaled to its room."""
-    rows, right = _choice_rows(space)
-    size = 1 + max(int(index.max()) for index, _ in rows)
-    for bound in bounds:
-        shares = space.shares(bound)
-        rows.append((np.flatnonzero(shares), shares[np.flatnonzero(shares)]))
-    objective = np.zeros(size)
-    objective[: len(space.columns())], _ = _objective(space, aim)
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = size, len(rows)
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = objective, np.zeros(size), np.ones(size)
-    lp.row_lower_ = np.array([*right, *(-highspy.kHighsInf for _ in bounds)])
-    lp.row_upper_ = np.array([*right, *(1.0 for _ in bounds)])
-    lp.integrality_ = [highspy.HighsVarType.kInteger] * size
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = np.cumsum([0, *(len(index) for index, _ in rows)], dtype=np.int32)
-    lp.a_matrix_.index_ = np.concatenate([index for index, _ in rows]).astype(np.int32)
-    lp.a_matrix_.value_ = np.concatenate([values for _, values in rows])
-    return lp
-
-
-def _objective(space: Space, aim: Measure) -> tuple[NDArray[np.float64], float]:
-    """The aim of every column above its layer's least, on a scale that suits the solver, and that scale."""
-    above = space.above_floor(aim)
-    # A scale beyond all numbers would turn nothing into no number.
-    scale = OBJECTIVE_SCALE / max(float(above.max()), 1e-300)
-    return above * scale, scale
-
-
-def _choice_rows(space: Space) -> tuple[list[_Row], list[float]]:
-    """The rows by which each layer takes one choice and a group the same bits, and their right-hand sides."""
+def _choice_rows(space: SearchSpace) -> list[Row]:
+    """Each layer takes one choice, and a group the same activation bits."""
     number = {column: index for index, column in enumerate(space.columns())}
-    rows: list[_Row] = []
-    right: list[float] = []
-
-    def equal(plus: list[int], minus: list[int], value: float) -> None:
-        rows.append((np.array([*plus, *minus]), np.array([1.0] * len(plus) + [-1.0] * len(minus))))
-        right.append(value)
-
+    rows: list[Row] = []
     size = len(number)
     for group in space.groups:
         if len(group) == 1:
-            equal([number[group[0], choice] for choice in space.menus[group[0]]], [], 1.0)
+            own = [number[group[0], choice] for choice in space.candidates[group[0]]]
+            rows.append(Row(own, [1.0] * len(own), 1.0, 1.0))
             continue
         shared = {bits: size + offset for offset, bits in enumerate(space.shared_bits(group))}
         size += len(shared)
-        equal(list(shared.values()), [], 1.0)
+        rows.append(Row(list(shared.values()), [1.0] * len(shared), 1.0, 1.0))
         for layer in group:
             for bits, column in shared.items():
-                equal([number[layer, choice] for choice in space.at_bits(layer, bits)], [column], 0.0)
-    return rows, right
+                own = [number[layer, choice] for choice in space.at_bits(layer, bits)]
+                rows.append(Row([*own, column], [*[1.0] * len(own), -1.0], 0.0, 0.0))
+    return rows
+
+
+def _limit_row(space: SearchSpace, constraint: Constraint) -> Row:
+    """The shares that choices take of what the limit leaves above every layer's least are at most one."""
+    metric = constraint.metric
+    spent = [-metric.fixed, *(-value for value in space.floor(metric).values())]
+    room = math.fsum([constraint.most, *spent]) + 2 * math.ulp(constraint.most)
+    above = space.above_floor(metric)
+    used = np.flatnonzero(above)
+    with np.errstate(over="ignore"):  # what does not fit alone is shown as two, however large it is
+        shares = np.minimum(above[used] / room, 2.0)
+    # Generous, as rounding must not rule anything out: what passes the limit by a hair is found and cut off.
+    return Row(used.tolist(), shares.tolist(), -math.inf, 1 + 10 * TOLERANCE)
+
+
+def _cover_cut(space: SearchSpace, metric: AdditiveMetric, choices: Choices) -> Row:
+    """Forbids an assignment that passes its limit, and all with no less than it in the layers above their least."""
+    floor = space.floor(metric)
+    above = {layer: value for layer, it in choices.items() if (value := metric.values[layer][it]) > floor[layer]}
+    cover = [
+        index
+        for index, (layer, choice) in enumerate(space.columns())
+        if metric.values[layer][choice] >= above.get(layer, math.inf)
+    ]
+    return Row(cover, [1.0] * len(cover), -math.inf, len(above) - 1.0)
+
+
+def minimise(costs: NDArray[np.float64], rows: Sequence[Row], options: SolveOptions) -> Outcome | None:
+    """A binary program solved by HiGHS, None if it is infeasible; columns that only rows name cost nothing."""
+    highs = highspy.Highs()
+    stop = {
+        "mip_rel_gap": options.gap,
+        "mip_abs_gap": options.gap * LARGEST / SPREAD / 100,
+        "time_limit": options.time_limit,
+        "mip_max_nodes": options.max_nodes,
+    }
+    for name, value in (FIXED_OPTIONS | stop).items():
+        highs.setOptionValue(name, value)
+    highs.passModel(_model(costs, rows))
+    highs.run()
+    status, info = highs.getModelStatus(), highs.getInfo()
+    if status in (STATUS.kInfeasible, STATUS.kUnboundedOrInfeasible):
+        return None
+    if status not in (STATUS.kOptimal, STATUS.kTimeLimit, STATUS.kSolutionLimit):
+        raise OnnxcalibError(f"the integer program ended with {highs.modelStatusToString(status)!r}.")
+    feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    ones = np.flatnonzero(np.asarray(highs.getSolution().col_value) > 0.5) if feasible else None
+    return Outcome(ones, float(info.mip_dual_bound), status == STATUS.kOptimal)
+
+
+def _model(costs: NDArray[np.float64], rows: Sequence[Row]) -> highspy.HighsLp:
+    size = 1 + max(chain.from_iterable(row.columns for row in rows))
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = size, len(rows)
+    lp.col_cost_ = np.concatenate([costs, np.zeros(size - len(costs))])
+    lp.col_lower_, lp.col_upper_ = np.zeros(size), np.ones(size)
+    lp.row_lower_, lp.row_upper_ = np.array([row.lower for row in rows]), np.array([row.upper for row in rows])
+    lp.integrality_ = [highspy.HighsVarType.kInteger] * size
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.cumsum([0, *(len(row.columns) for row in rows)], dtype=np.int32)
+    lp.a_matrix_.index_ = np.concatenate([row.columns for row in rows]).astype(np.int32)
+    lp.a_matrix_.value_ = np.concatenate([row.values for row in rows])
+    return lp

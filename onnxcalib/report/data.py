@@ -15,6 +15,7 @@ from onnxcalib.analysis.evaluate import Evaluation
 from onnxcalib.analysis.histograms import LayerSpreads, Spread
 from onnxcalib.analysis.layer_rows import ReportData, finite
 from onnxcalib.data import Dataset
+from onnxcalib.mixed_precision.allocate import proof
 from onnxcalib.mixed_precision.curve import curve, ratios_between
 from onnxcalib.mixed_precision.request import Request
 from onnxcalib.mixed_precision.table_files import as_dict
@@ -76,11 +77,12 @@ def mixed_numbers(result: Result) -> ReportData:
         {"ratio": point.ratio, "method": point.method, "size": point.size, "loss": point.estimated_loss}
         for point in curve(table, ratios_between(table, POINTS, overrides), overrides, None)
     ]
+    optimum = found.allocation if found.reranking is None else found.reranking.optimum
     chosen = {
         "size": found.allocation.costs["size"] / table.float_costs["size"],
         "estimated_loss": found.estimated_loss,
         "measured_loss": found.measured_loss,
-        "optimal": found.allocation.optimal,
+        "proof": proof(optimum.optimal, optimum.gap),
         "method": found.allocation.method,
         "unseen_losses": {} if found.reranking is None else {**found.reranking.losses, "taken": found.reranking.least},
     }

@@ -109,11 +109,11 @@ def _curve(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     chosen = numbers["chosen"]
     if chosen is None:
         return "<p>There is a curve where bits are mixed: <code>--bits w4a4,w8a8 --compression 0.18</code>.</p>"
-    found = "proven best by estimate" if chosen["optimal"] else "not proven best by estimate"
+    found = f"best by estimate ({chosen['proof']})"
     if chosen["method"] != "integer program":
-        found = "better when measured than the best by estimate"
+        found = f"better when measured than the best by estimate ({chosen['proof']})"
     return (
-        f"<p>Chosen, and {found} of all assignments of that size: {chosen['size']:.4f} of float, loss "
+        f"<p>Chosen, as {found} of all assignments of that size: {chosen['size']:.4f} of float, loss "
         f"{chosen['estimated_loss']:.4g} estimated, {chosen['measured_loss']:.4g} measured before tuning.</p>"
         + _figure(pictures, "curve")
     )

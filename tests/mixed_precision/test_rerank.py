@@ -163,7 +163,7 @@ def test_the_pipeline_says_what_is_optimal_and_what_was_taken() -> None:
     assert found.optimum.optimal
     assert set(found.losses) == {"integer program", "greedy-accuracy", "greedy-compression"}
     program, taken = story(result)[:2]
-    names(program, "integer program", "optimal", "gap 0")
+    names(program, "integer program", "optimal")
     names(taken, found.models, f"{found.least:.6g}")
 
 
