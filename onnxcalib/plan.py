@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxcalib.numerics.quant_params import Grid
+from onnxcalib.numerics.quant_params import QuantParams
 from onnxcalib.recipe import Precision
 
 
 @dataclass(frozen=True)
 class LayerParams:
-    """A layer's weight codes with their grid, and its float bias."""
+    """A layer's quantized weights with their grid, and its float bias."""
 
-    codes: npt.NDArray[Any]
-    grid: Grid
+    quantized: npt.NDArray[Any]
+    qparams: QuantParams
     bias: npt.NDArray[np.float32] | None
-    weight: npt.NDArray[np.float32]  # what the codes were rounded from, for those who train on
-    input: Grid | None = None  # a trained grid of its own for what the layer reads; None: the tensor's
+    weight: npt.NDArray[np.float32]  # what the quantized values were rounded from, for those who train on
+    input: QuantParams | None = None  # a trained grid of its own for what the layer reads; None: the tensor's
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class QuantPlan:
     ranges: str  # the range estimators
     precisions: Mapping[str, Precision]  # by layer
     layers: Mapping[str, LayerParams]
-    carried: Mapping[str, Grid]  # by tensor: the grid that every reader sees
-    inputs: Mapping[str, Grid]  # by tensor: the grid that layers see, on top of the carried one if there is one
+    shared: Mapping[str, QuantParams]  # by tensor: the grid that every reader sees
+    inputs: Mapping[str, QuantParams]  # by tensor: the grid that layers see, on top of the carried one if there is one
 
-    def layer_input(self, tensor: str) -> Grid | None:
+    def layer_input(self, tensor: str) -> QuantParams | None:
         """The grid on which layers read a tensor, None if that is float."""
-        return self.inputs.get(tensor) or self.carried.get(tensor)
+        return self.inputs.get(tensor) or self.shared.get(tensor)
 
     def joined(self, other: QuantPlan) -> QuantPlan:
         """One plan for two graphs of a model."""
@@ -46,7 +46,7 @@ class QuantPlan:
             ", ".join(dict.fromkeys((self.ranges, other.ranges))),
             {**self.precisions, **other.precisions},
             {**self.layers, **other.layers},
-            {**self.carried, **other.carried},
+            {**self.shared, **other.shared},
             {**self.inputs, **other.inputs},
         )
 
@@ -57,8 +57,8 @@ class Candidates:
 
     target: str
     ranges: str
-    carried: Mapping[str, Grid]
-    inputs: Mapping[str, Mapping[int, Grid]]  # by tensor that layers read, then by bits
+    shared: Mapping[str, QuantParams]
+    inputs: Mapping[str, Mapping[int, QuantParams]]  # by tensor that layers read, then by bits
     layers: Mapping[str, Mapping[Precision, LayerParams]]
     tensors: Mapping[str, str]  # by layer: the tensor that it reads
 
@@ -71,4 +71,4 @@ class Candidates:
         inputs = {tensor: self.inputs[tensor][width] for tensor, width in bits.items() if width in self.inputs[tensor]}
         layers = {layer: self.layers[layer][precision] for layer, precision in precisions.items()}
         inputs |= {self.tensors[layer]: params.input for layer, params in layers.items() if params.input is not None}
-        return QuantPlan(self.target, self.ranges, dict(precisions), layers, self.carried, inputs)
+        return QuantPlan(self.target, self.ranges, dict(precisions), layers, self.shared, inputs)

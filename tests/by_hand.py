@@ -17,25 +17,25 @@ def log_softmax(values: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def divergence(truth: np.ndarray, found: np.ndarray) -> float:
+def divergence(reference: np.ndarray, found: np.ndarray) -> float:
     """Of the distributions that two arrays of logits stand for."""
-    p, q = log_softmax(truth), log_softmax(found)
+    p, q = log_softmax(reference), log_softmax(found)
     return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
 
 
-def relative_error(truth: np.ndarray, found: np.ndarray) -> float:
+def relative_error(reference: np.ndarray, found: np.ndarray) -> float:
     """The squared error, relative to the squares of the truth."""
-    wanted = truth.astype(np.float64)
+    wanted = reference.astype(np.float64)
     return float(((wanted - found) ** 2).sum() / (wanted**2).sum())
 
 
-def loss(truth: Arrays, found: Arrays, logits: Collection[str], temperature: float = 1.0) -> float:
+def loss(reference: Arrays, found: Arrays, logits: Collection[str], temperature: float = 1.0) -> float:
     """Divergence for logits and relative squared error for the rest, summed."""
     return sum(
-        divergence(truth[name] / temperature, found[name] / temperature)
+        divergence(reference[name] / temperature, found[name] / temperature)
         if name in logits
-        else relative_error(truth[name], found[name])
-        for name in truth
+        else relative_error(reference[name], found[name])
+        for name in reference
     )
 
 

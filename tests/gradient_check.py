@@ -21,9 +21,9 @@ SINGLE, DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
 
 def loss_model(body: str, inputs: dict[str, str], opset: int = 13, **stored: np.ndarray) -> onnx.ModelProto:
     """A loss from the nodes that make y; its slope differs from place to place."""
-    heads = ", ".join(f"float[{shape}] {name}" if shape else f"float {name}" for name, shape in inputs.items())
+    kinds = ", ".join(f"float[{shape}] {name}" if shape else f"float {name}" for name, shape in inputs.items())
     tail = "square = Mul (y, y) both = Add (square, y) loss = ReduceMean <keepdims=0> (both)"
-    return models.build(f"net ({heads}) => (float loss) {{ {body} {tail} }}", opset, **stored)
+    return models.build(f"net ({kinds}) => (float loss) {{ {body} {tail} }}", opset, **stored)
 
 
 def doubled(model: onnx.ModelProto) -> onnx.ModelProto:

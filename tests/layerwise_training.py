@@ -38,7 +38,7 @@ def layerwise_of(job: Job, **changes: Any) -> Layerwise:
         "workers": 1,
         "progress": silent,
     }
-    return Layerwise(job.model, job.layers, job.places, job.target, job.data, **{**settings, **changes})
+    return Layerwise(job.model, job.layers, job.points, job.target, job.data, **{**settings, **changes})
 
 
 class Seen:
@@ -52,7 +52,7 @@ class Seen:
         monkeypatch.setattr(stage, "optimise", self)
 
     def __call__(self, problem: LayerProblem, inputs: Any, targets: Any, *_rest: Any) -> Optimised:
-        bits = 8 if problem.input_kind is None else problem.input_kind.bits
+        bits = 8 if problem.input_scheme is None else problem.input_scheme.bits
         key = (problem.layer.name, bits)
         self.problems[key] = problem
         self.inputs[key], self.targets[key] = (held.read(range(held.samples)) for held in (inputs, targets))

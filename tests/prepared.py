@@ -22,8 +22,8 @@ def prepared(model: onnx.ModelProto) -> Model:
 
 def assert_same_outputs(model: onnx.ModelProto, other: onnx.ModelProto) -> None:
     feed = feed_for(model, 4)
-    truth, outputs = run(model, feed), run(other, feed)
-    assert list(outputs) == list(truth)
-    for name, value in truth.items():
+    reference, outputs = run(model, feed), run(other, feed)
+    assert list(outputs) == list(reference)
+    for name, value in reference.items():
         assert outputs[name].shape == value.shape
         np.testing.assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-4 * np.abs(value).max())

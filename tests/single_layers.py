@@ -11,13 +11,13 @@ import onnx
 from onnx import numpy_helper
 
 from models import Arrays, build, feed_for, normal, run
-from onnxcalib.algorithms.reconstruction.activations import Spilled
+from onnxcalib.algorithms.reconstruction.activations import DiskActivations
 from onnxcalib.algorithms.reconstruction.adaquant import LayerProblem
 from onnxcalib.model.layers import Layer, find_layers, weights_of
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.read import read_prepared
-from onnxcalib.numerics.quant_params import Grid, fake_quantize, make_grid, quantize
-from onnxcalib.numerics.range_estimators import weight_grid
+from onnxcalib.numerics.quant_params import QuantParams, fake_quantize, make_qparams, quantize
+from onnxcalib.numerics.range_estimators import weight_qparams
 from onnxcalib.plan import LayerParams
 from onnxcalib.recipe import LayerOptimizer, RangeMethod
 from onnxcalib.targets import Target, find_target
@@ -99,11 +99,11 @@ class Single:
         graph.initializer.extend([*kept, *(numpy_helper.from_array(value, name) for name, value in others.items())])
         return run(proto, {self.layer.input: inputs})[self.layer.activated]
 
-    def error(self, params: LayerParams, read: Grid | None, chosen: Sequence[int]) -> float:
-        """The relative squared error of a layer as a runtime computes it from its codes."""
+    def error(self, params: LayerParams, read: QuantParams | None, chosen: Sequence[int]) -> float:
+        """The relative squared error of a layer as a runtime computes it from its quantized values."""
         inputs = self.inputs[chosen]
-        steps = params.codes.astype(np.float32) - channels(params.grid.zero_point.astype(np.float32), params)
-        real = steps * channels(params.grid.scale, params)
+        steps = params.quantized.astype(np.float32) - channels(params.qparams.zero_point.astype(np.float32), params)
+        real = steps * channels(params.qparams.scale, params)
         found = self.output(real, params.bias, inputs if read is None else fake_quantize(inputs, read))
         gap = found.astype(np.float64) - self.targets[chosen]
         return float(np.mean(gap**2)) / self.energy
@@ -111,7 +111,7 @@ class Single:
 
 def channels(values: np.ndarray, params: LayerParams) -> np.ndarray:
     """Channel values in the shape of the weight."""
-    axes = [axis for axis in range(params.codes.ndim) if axis != params.grid.axis]
+    axes = [axis for axis in range(params.quantized.ndim) if axis != params.qparams.axis]
     return values if values.ndim == 0 else np.expand_dims(values, axes)
 
 
@@ -141,13 +141,13 @@ def correlated(noise: np.ndarray, axis: int) -> np.ndarray:
 def start_of(case: Single, target: Target, bits: int) -> LayerParams:
     """The layer rounded to nearest."""
     axis = case.layer.channel_axis if target.per_channel and case.layer.per_channel else None
-    grid = weight_grid(case.weight, target.weight_kind(bits), axis, RangeMethod.MSE)
-    return LayerParams(quantize(case.weight, grid), grid, case.bias, case.weight)
+    qparams = weight_qparams(case.weight, target.weight_scheme(bits), axis, RangeMethod.MSE)
+    return LayerParams(quantize(case.weight, qparams), qparams, case.bias, case.weight)
 
 
-def input_grid(case: Single, target: Target, bits: int) -> Grid:
+def input_qparams(case: Single, target: Target, bits: int) -> QuantParams:
     """A grid that cuts off the largest inputs."""
-    return make_grid(0.8 * case.inputs.min(), 0.8 * case.inputs.max(), target.activation_kind(bits))
+    return make_qparams(0.8 * case.inputs.min(), 0.8 * case.inputs.max(), target.activation_scheme(bits))
 
 
 def problem_of(
@@ -159,13 +159,13 @@ def problem_of(
     trains_input: bool = True,
 ) -> LayerProblem:
     """The layer to train, at bits for its weight and its input."""
-    start, grid = start_of(case, target, bits[0]), input_grid(case, target, bits[1])
-    kind = target.activation_kind(bits[1])
-    return LayerProblem(case.model, case.layer, target, start, bits[0], grid, kind, trains_input, optimizer)
+    start, qparams = start_of(case, target, bits[0]), input_qparams(case, target, bits[1])
+    kind = target.activation_scheme(bits[1])
+    return LayerProblem(case.model, case.layer, target, start, bits[0], qparams, kind, trains_input, optimizer)
 
 
-def spilled(path: Path, rows: np.ndarray, samples: int | None = None) -> Spilled:
+def activations(path: Path, rows: np.ndarray, samples: int | None = None) -> DiskActivations:
     """Rows in a file, all at once."""
-    held = Spilled(path)
+    held = DiskActivations(path)
     assert held.append(rows, samples or len(rows))
     return held

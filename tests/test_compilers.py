@@ -38,7 +38,7 @@ def test_the_step_is_that_of_the_output_grid(target: str, has_grid: bool, tmp_pa
     result = quantize(model, feed_for(model), Recipe(bits=(Precision.parse("w8a8"),), target=target))
     write_model(result.model, tmp_path / "file.onnx")
     step = compilers.output_step(tmp_path / "file.onnx")
-    assert step == (float(result.plan.carried["y"].scale) if has_grid else None)
+    assert step == (float(result.plan.shared["y"].scale) if has_grid else None)
     reference = np.array([[0.0, 255.0]])
     assert compilers.agreement(reference, reference + 2, 4.0) == (1.0, 0.5)
 
@@ -58,8 +58,8 @@ def test_the_table_hides_nothing() -> None:
 
 def test_nominal_bytes_shrink_the_codes_alone() -> None:
     result = quantize(conv_net(), feed_for(conv_net()), Recipe(bits=(Precision(4, 8),), edge_bits=8))
-    codes = {name: params.codes.size for name, params in result.plan.layers.items()}
-    inner = sum(size for name, size in codes.items() if name not in ("stem", "fc"))
+    quantized = {name: params.quantized.size for name, params in result.plan.layers.items()}
+    inner = sum(size for name, size in quantized.items() if name not in ("stem", "fc"))
     assert compilers.nominal_bytes(result.plan, 10_000) == 10_000 - inner / 2
 
 

@@ -59,11 +59,11 @@ def cifar(samples: int, start: int = 0) -> dict[str, np.ndarray]:
 @pytest.mark.skipif(not (ZOO / "cifar10_train2k.npz").exists(), reason="ONNXCALIB_ZOO has no CIFAR-10")
 @pytest.mark.parametrize("name", ["cifar_resnet20_bn", "cifar_resnet20_fused"])
 def test_resnet20_keeps_its_predictions(name: str, tmp_path: Path) -> None:
-    path, unseen = ZOO / f"{name}.onnx", cifar(1000, 1000)
+    path, mixup_scores = ZOO / f"{name}.onnx", cifar(1000, 1000)
     quantize(path, cifar(256), output=tmp_path / "w8a8.onnx")
     light = Recipe(Pipeline.LIGHT, bits=(Precision(4, 4),), edge_bits=8)
     quantize(path, cifar(256), light, output=tmp_path / "w4a4.onnx")
-    w8a8, w4a4 = evaluate([tmp_path / "w8a8.onnx", tmp_path / "w4a4.onnx"], unseen, path)
+    w8a8, w4a4 = evaluate([tmp_path / "w8a8.onnx", tmp_path / "w4a4.onnx"], mixup_scores, path)
     assert w8a8.agreement is not None
     assert w8a8.agreement > 98.5
     assert w4a4.agreement is not None

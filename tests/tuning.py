@@ -33,8 +33,8 @@ def stats(mean: np.ndarray, variance: np.ndarray) -> ChannelStatistics:
 class Judge:
     """A teacher that gives the losses it was told, then the last of them for ever, and keeps what it was shown."""
 
-    def __init__(self, *losses: float, heads: Any = None) -> None:
-        self.losses, self.heads = list(losses), heads
+    def __init__(self, *losses: float, kinds: Any = None) -> None:
+        self.losses, self.kinds = list(losses), kinds
         self.shown: list[onnx.ModelProto] = []
 
     def loss_of(self, model: onnx.ModelProto) -> float:

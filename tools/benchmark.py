@@ -171,7 +171,7 @@ def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
     from onnxcalib.mixed_precision.assignment import METHODS, solve
     from onnxcalib.mixed_precision.request import Request
     from onnxcalib.pipeline.job import start
-    from onnxcalib.pipeline.stages import allocation, batch_norm_tuning, sensitivities, settled
+    from onnxcalib.pipeline.stages import allocation, batch_norm_tuning, final_scales, sensitivities
     from onnxcalib.pipeline.sweep import candidates_of
 
     recipe = Recipe(LIGHT, bits=parse_bits(bits), compression=compression)
@@ -190,7 +190,7 @@ def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
         plan = candidates.stitch(choices)
         for label, final in {method: plan, f"{method} + BN": batch_norm_tuning(job, plan).plan}.items():
             path = folder / f"{case.name}_{bits.replace(',', '_')}_{label.replace(' ', '')}.onnx"
-            onnxcalib.write_model(job.write(settled(job, final)), path)
+            onnxcalib.write_model(job.write(final_scales(job, final)), path)
             rows[f"{bits} at {compression}: {label}"] = path
     report(case, rows)
 
@@ -210,7 +210,7 @@ def ablation(case: Case, folder: Path) -> None:
         report(case, {label: path})
 
     def record_settled(name: str, job: Any, plan: Any) -> Any:
-        record(name, job, stages.settled(job, plan))
+        record(name, job, stages.final_scales(job, plan))
         return plan
 
     def rest(job: Any, plan: Any) -> None:
@@ -218,14 +218,14 @@ def ablation(case: Case, folder: Path) -> None:
         trained = stages.sequential_training(job, plan)
         record_settled("+ sequential AdaQuant", job, trained.plan)
         plan, *_ = stages.better_of(job, trained, stages.end_to_end_training(job, trained))
-        record("+ joint AdaQuant", job, plan)
+        record("+ end-to-end AdaQuant", job, plan)
         record("+ bias tuning", job, stages.bias_tuning(job, plan).plan)
 
     report(case, {"float": case.model})
     fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8, steps=case.steps)
-    uneven = start(case.model, case.calibration, fixed).jobs[0]
-    for name, job in {"plain": uneven, "+ equal channels": _equal(uneven)}.items():
-        chosen = uniform_precisions(job.layers, job.places, job.recipe)
+    pairs = start(case.model, case.calibration, fixed).jobs[0]
+    for name, job in {"plain": pairs, "+ equal channels": _equal(pairs)}.items():
+        chosen = uniform_precisions(job.layers, job.points, job.recipe)
         candidates = rounded(job, stages.statistics(job), {layer: (bits,) for layer, bits in chosen.items()})
         plan = record_settled(name, job, candidates.stitch(chosen))
     record_settled("parallel AdaQuant alone", job, _in_parallel(case, job, candidates).stitch(chosen))

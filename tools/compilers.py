@@ -34,7 +34,7 @@ from onnxcalib.model.io import write_model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import with_fixed_batch
 from onnxcalib.pipeline.job import Job, start
-from onnxcalib.pipeline.stages import settled, statistics, uniform_plan
+from onnxcalib.pipeline.stages import final_scales, statistics, uniform_plan
 from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bits
@@ -217,12 +217,12 @@ class Files:
             job = start(
                 self.zoo / source, data, Recipe(bits=parse_bits(bits), target=target, ranges=RangeMethod.MSE)
             ).jobs[0]
-            return job, settled(job, uniform_plan(job, statistics(job)))
+            return job, final_scales(job, uniform_plan(job, statistics(job)))
         menu = tuple(Precision(width, 8) for width in range(2, 9))
         recipe = Recipe(Pipeline.LIGHT, menu, target=target, ranges=RangeMethod.MSE, compression=1.0)
         job = start(self.zoo / source, data, recipe).jobs[0]
         in_turn = {layer.name: menu[place % len(menu)] for place, layer in enumerate(job.layers)}
-        return job, settled(job, candidates_of(job).stitch(in_turn))
+        return job, final_scales(job, candidates_of(job).stitch(in_turn))
 
     def _images(self, model: str) -> Floats:
         if model == "resnet20":
@@ -243,19 +243,19 @@ def compiled(files: Files, names: Sequence[str], work: Path) -> list[Row]:
                 rows.append(Row(name, "-", label, loads=False, note=trouble or "no reference to compare with"))
                 continue
             file, feeds = files.file(model, bits, tool.target), files.feeds(model)
-            outputs, truth = work / f"{file.stem}_{name}.npz", work / f"{file.stem}_reference.npz"
-            if not truth.exists():
+            outputs, reference = work / f"{file.stem}_{name}.npz", work / f"{file.stem}_reference.npz"
+            if not reference.exists():
                 # Nodes that only QONNX knows are compared with the same plan as QDQ.
                 known = files.simulated(model, bits, tool.target) if tool.target == "qonnx" else file
-                ask(TOOLS[REFERENCE], reference, known, feeds, truth)
+                ask(TOOLS[REFERENCE], reference, known, feeds, reference)
             answer = ask(tool, python, file, feeds, outputs)
-            rows.append(row_of(name, label, answer, outputs, truth, output_step(file)))
+            rows.append(row_of(name, label, answer, outputs, reference, output_step(file)))
             print(table(rows[-1:]).splitlines()[-1], flush=True)
     return rows
 
 
 def stored(files: Files) -> None:
-    """Narrow weights beside plain int8 storage of the same codes: bytes, outputs, and latency beside w8a8."""
+    """Narrow weights beside plain int8 storage of the same integers: bytes, outputs, and latency beside w8a8."""
     base = files.file("mobilenet_v2", "8", "ort")
     feeds = dict(np.load(files.feeds("mobilenet_v2")))
     for model, bits in CASES[2:]:
@@ -277,8 +277,12 @@ def stored(files: Files) -> None:
 
 def nominal_bytes(plan: QuantPlan, plain: int) -> float:
     """Weights at their bits, and all else as it is in the file with one byte a code."""
-    codes = {name: params.codes.size for name, params in plan.layers.items()}
-    return plain - sum(codes.values()) + sum(plan.precisions[name].weight * size / 8 for name, size in codes.items())
+    quantized = {name: params.quantized.size for name, params in plan.layers.items()}
+    return (
+        plain
+        - sum(quantized.values())
+        + sum(plan.precisions[name].weight * size / 8 for name, size in quantized.items())
+    )
 
 
 def run_file(path: Path, feeds: Mapping[str, Floats]) -> list[Floats]:

@@ -31,14 +31,14 @@ def step(_cases: object, folder: Path) -> None:
         images = np.maximum(rng.standard_normal((48, channels, size, size)), 0).astype(np.float32)
         job = start(model, {"x": images}, Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a8"))).jobs[0]
         candidates, layer, precision = candidates_of(job), job.layers[0], job.recipe.bits[0]
-        spilled = capture(job.model.proto, ["x", "y"], job.data, folder)
-        params, grid = candidates.layers[layer.name][precision], candidates.inputs["x"][8]
-        problem = layerwise(job).problem(layer, precision, params, grid)
+        activations = capture(job.model.proto, ["x", "y"], job.data, folder)
+        params, qparams = candidates.layers[layer.name][precision], candidates.inputs["x"][8]
+        problem = layerwise(job).problem(layer, precision, params, qparams)
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         session = ort.InferenceSession(job.model.proto.SerializeToString(), options, ["CPUExecutionProvider"])
         for engine, schedule in itertools.product((Engine.AUTO, Engine.STANDARD), (STANDARD, PAPER)):
-            training = LayerTraining(problem, spilled["x"], spilled["y"], schedule, engine, 1)
+            training = LayerTraining(problem, activations["x"], activations["y"], schedule, engine, 1)
             batch = images[: min(training.batch, len(training.train))]
             ratios = []
             for number in range(1, TIMES + 1):

@@ -1,4 +1,4 @@
-"""Batch-norm tuning: channel statistics restored through the quantized model, re-fused into scales and biases."""
+"""Batch-norm tuning: channel statistics restored through the quantized model, re-folded into scales and biases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxcalib.model.channel_statistics import (
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
-from onnxcalib.numerics.quant_params import Grid, along
+from onnxcalib.numerics.quant_params import QuantParams, broadcast
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.progress import Progress
 from onnxcalib.recipe import BatchNormReference
@@ -78,7 +78,7 @@ class Tuner:
         for done in range(ROUNDS):
             float_stats, quantized_stats = self.statistics(plan, progress, done, wanted)
             trials = [
-                refuse(plan, self.layers, self.target, float_stats, quantized_stats, scale=scale)
+                refold(plan, self.layers, self.target, float_stats, quantized_stats, scale=scale)
                 for scale in (True, False)
             ]
             losses = [self._loss(trial) for trial in trials]
@@ -105,7 +105,7 @@ class Tuner:
         wanted = [] if wanted is None else wanted
         teacher = Session(with_statistics(self.model.proto, layers, reach=self.reach)) if not wanted else None
         quantized = write_qdq(self.model, self.layers, plan, self._plain())
-        pupil = Session(with_statistics(quantized, layers, LIMITS))
+        student = Session(with_statistics(quantized, layers, LIMITS))
         sums = (_Sums(layers), _Sums(layers))
         done = 0
         for place, feed in enumerate(self.data.batches(BATCH)):
@@ -113,7 +113,7 @@ class Tuner:
             if teacher is not None:
                 wanted.append(self._wanted(layers, teacher.run(feed)))
             sums[0].add(wanted[place], samples)
-            sums[1].add(pupil.run({**feed, **_as_inputs(layers, wanted[place])}), samples)
+            sums[1].add(student.run({**feed, **_as_inputs(layers, wanted[place])}), samples)
             done += samples
             progress("batch norm", done_rounds * len(self.data) + done, ROUNDS * len(self.data))
         return sums[0].statistics(), sums[1].statistics()
@@ -159,7 +159,7 @@ class _Sums:
         }
 
 
-def refuse(
+def refold(
     plan: QuantPlan,
     layers: Sequence[Layer],
     target: Target,
@@ -168,21 +168,21 @@ def refuse(
     *,
     scale: bool,
 ) -> QuantPlan:
-    """Folds the correction of every measured layer into its scales and bias; the integer codes stay."""
+    """Folds the correction of every measured layer into its scales and bias; the integer quantized values stay."""
     params = dict(plan.layers)
     for layer in layers:
         if layer.name in wanted:
-            grid = plan.layer_input(layer.input)
+            qparams = plan.layer_input(layer.input)
             pair = (wanted[layer.name], found[layer.name])
-            params[layer.name] = refuse_layer(params[layer.name], layer, target, grid, *pair, scale=scale)
+            params[layer.name] = refold_layer(params[layer.name], layer, target, qparams, *pair, scale=scale)
     return replace(plan, layers=params)
 
 
-def refuse_layer(
+def refold_layer(
     params: LayerParams,
     layer: Layer,
     target: Target,
-    activation: Grid | None,
+    activation: QuantParams | None,
     wanted: ChannelStatistics,
     found: ChannelStatistics,
     *,
@@ -191,19 +191,21 @@ def refuse_layer(
     """y becomes f * (y - found mean) + wanted mean, with f the ratio of the spreads, positive and within limits."""
     bias = np.zeros(layer.channels) if params.bias is None else params.bias.astype(np.float64)
     factor = np.ones(layer.channels)
-    if scale and params.grid.axis is not None and not target.power_of_two:
+    if scale and params.qparams.axis is not None and not target.power_of_two:
         ratio = (wanted.variance + TINY_VARIANCE) / (found.variance + TINY_VARIANCE)
         factor = np.clip(np.sqrt(ratio), *LIMITS)
     shift = wanted.mean - factor * found.mean
     tuned = (factor * bias + shift).astype(np.float32)
-    if params.grid.axis is None:
+    if params.qparams.axis is None:
         return replace(params, bias=tuned)
     # A scale that shrank below what the int32 bias needs is held there, and the shift follows it.
-    if params.grid.block is None:
+    if params.qparams.block is None:
         least = least_scale(layer, target, tuned, activation, per_channel=True)
-        factor = np.maximum(factor, least.astype(np.float32) / params.grid.scale)
+        factor = np.maximum(factor, least.astype(np.float32) / params.qparams.scale)
     tuned = (factor * bias + (wanted.mean - factor * found.mean)).astype(np.float32)
-    spread = factor if params.grid.block is None else along(factor, layer.channel_axis, params.grid.scale.ndim)
-    scales = (params.grid.scale * spread).astype(np.float32)
-    weight = params.weight * along(factor.astype(np.float32), layer.channel_axis, params.weight.ndim)
-    return replace(params, grid=replace(params.grid, scale=scales), bias=tuned, weight=weight)
+    spread = (
+        factor if params.qparams.block is None else broadcast(factor, layer.channel_axis, params.qparams.scale.ndim)
+    )
+    scales = (params.qparams.scale * spread).astype(np.float32)
+    weight = params.weight * broadcast(factor.astype(np.float32), layer.channel_axis, params.weight.ndim)
+    return replace(params, qparams=replace(params.qparams, scale=scales), bias=tuned, weight=weight)

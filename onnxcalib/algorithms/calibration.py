@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxcalib.data import Dataset
 from onnxcalib.errors import ModelError
-from onnxcalib.model.placement import Places
+from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.statistics import Extremes, Histogram, TensorStatistics
@@ -23,10 +23,10 @@ class Statistics:
     samples: int
 
 
-def calibrate(model: Model, places: Places, data: Dataset, progress: Progress) -> Statistics:
+def calibrate(model: Model, points: InsertionPoints, data: Dataset, progress: Progress) -> Statistics:
     """Requires a prepared model; the extremes come first, for the histograms lie between them."""
     # Tensors that keep another's grid need no statistics of their own.
-    names = [tensor.name for tensor in places.tensors.values() if tensor.same_grid_as is None]
+    names = [tensor.name for tensor in points.tensors.values() if tensor.same_qparams_as is None]
     if not names:  # only weights are quantized
         return Statistics({}, len(data))
     session = Session(with_outputs(model.proto, names), model.source)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxcalib.data import Dataset, first
-from onnxcalib.model.equalize import DIGITS, QUARTERS, Exponents, IntArray, Uneven
+from onnxcalib.model.equalize import DIGITS, QUARTERS, EqualizationPair, Exponents, IntArray
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.progress import Progress
@@ -31,12 +31,14 @@ class Equalization:
     exponents: Exponents
 
 
-def measure_channels(model: Model, uneven: Sequence[Uneven], data: Dataset, progress: Progress) -> Equalization:
+def measure_channels(
+    model: Model, pairs: Sequence[EqualizationPair], data: Dataset, progress: Progress
+) -> Equalization:
     """Requires layers that can be equalized; those whose channels are even already are left out."""
-    if not uneven:
+    if not pairs:
         return Equalization({})
     data, rng = first(data, SAMPLES), np.random.default_rng(0)
-    names = [each.maker.activated for each in uneven]
+    names = [each.maker.activated for each in pairs]
     kept: dict[str, list[FloatArray]] = {name: [] for name in names}
     peaks = dict.fromkeys(names, np.zeros(()))
     done = 0
@@ -48,7 +50,7 @@ def measure_channels(model: Model, uneven: Sequence[Uneven], data: Dataset, prog
         done += samples
         progress("equalize", min(done, len(data)), len(data))
     found = {}
-    for each, name in zip(uneven, names, strict=True):
+    for each, name in zip(pairs, names, strict=True):
         exponents = _exponents(np.concatenate(kept[name], axis=1), peaks[name], each.limit)
         if exponents.any():
             found[each.maker.name] = exponents

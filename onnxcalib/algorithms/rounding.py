@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from onnxcalib.algorithms.calibration import Statistics
 from onnxcalib.model.layers import Layer, weights_of
-from onnxcalib.model.placement import Places, QuantizedTensor
+from onnxcalib.model.placement import InsertionPoints, QuantizedTensor
 from onnxcalib.model.prepare import Model
-from onnxcalib.numerics.quant_params import Grid, make_grid, quantize, with_least_scale, within
-from onnxcalib.numerics.range_estimators import ESTIMATORS, blocked_grid, weight_grid
+from onnxcalib.numerics.quant_params import QuantParams, make_qparams, quantize, with_least_scale, within
+from onnxcalib.numerics.range_estimators import ESTIMATORS, blockwise_qparams, weight_qparams
 from onnxcalib.plan import Candidates, LayerParams
 from onnxcalib.recipe import MAX_BITS, Precision, RangeMethod
 from onnxcalib.targets import Target
@@ -36,63 +36,65 @@ class Ranges:
 def round_to_nearest(
     model: Model,
     layers: Sequence[Layer],
-    places: Places,
+    points: InsertionPoints,
     statistics: Statistics,
-    menu: CandidatePrecisions,
+    candidate_precisions: CandidatePrecisions,
     target: Target,
     ranges: Ranges,
 ) -> Candidates:
     """Every layer at every precision of its menu."""
-    carried: dict[str, Grid] = {}
-    inputs: dict[str, dict[int, Grid]] = {layer.input: {} for layer in layers}
-    for tensor in places.tensors.values():
-        if tensor.carried or not tensor.layers:
-            carried[tensor.name] = _activation_grid(tensor, statistics, MAX_BITS, target, ranges)
-        widths = sorted({precision.activation for layer in tensor.layers for precision in menu[layer]})
+    shared: dict[str, QuantParams] = {}
+    inputs: dict[str, dict[int, QuantParams]] = {layer.input: {} for layer in layers}
+    for tensor in points.tensors.values():
+        if tensor.shared or not tensor.layers:
+            shared[tensor.name] = _activation_qparams(tensor, statistics, MAX_BITS, target, ranges)
+        widths = sorted({precision.activation for layer in tensor.layers for precision in candidate_precisions[layer]})
         inputs[tensor.name] = {
-            bits: _activation_grid(tensor, statistics, bits, target, ranges)
+            bits: _activation_qparams(tensor, statistics, bits, target, ranges)
             for bits in widths
             # At eight bits layers read the carried value as it is.
-            if tensor.name not in carried or bits < MAX_BITS
+            if tensor.name not in shared or bits < MAX_BITS
         }
     params: dict[str, dict[Precision, LayerParams]] = {layer.name: {} for layer in layers}
     for layer in layers:
-        for precision in menu[layer.name]:
-            grid = inputs[layer.input].get(precision.activation) or carried.get(layer.input)
-            params[layer.name][precision] = _round_layer(model, layer, precision.weight, grid, target, ranges)
+        for precision in candidate_precisions[layer.name]:
+            qparams = inputs[layer.input].get(precision.activation) or shared.get(layer.input)
+            params[layer.name][precision] = _round_layer(model, layer, precision.weight, qparams, target, ranges)
     used = ", ".join(sorted({method.value for method in ranges.activations.values()}))
     tensors = {layer.name: layer.input for layer in layers}
-    return Candidates(target.name, used, carried, inputs, params, tensors)
+    return Candidates(target.name, used, shared, inputs, params, tensors)
 
 
-def _activation_grid(
+def _activation_qparams(
     tensor: QuantizedTensor, statistics: Statistics, bits: int, target: Target, ranges: Ranges
-) -> Grid:
+) -> QuantParams:
     """The grid of a tensor, or of the one whose grid it keeps."""
-    stats = statistics.tensors[tensor.same_grid_as or tensor.name]
-    kind = target.activation_kind(bits, positive=stats.low >= 0)
+    stats = statistics.tensors[tensor.same_qparams_as or tensor.name]
+    scheme = target.activation_scheme(bits, positive=stats.low >= 0)
     method = RangeMethod.MINMAX if tensor.is_output else ranges.activations[bits]
-    return within(make_grid(*ESTIMATORS[method](stats, kind), kind), tensor.bounds, kind)
+    return within(make_qparams(*ESTIMATORS[method](stats, scheme), scheme), tensor.bounds, scheme)
 
 
 def _round_layer(
-    model: Model, layer: Layer, bits: int, activation: Grid | None, target: Target, ranges: Ranges
+    model: Model, layer: Layer, bits: int, activation: QuantParams | None, target: Target, ranges: Ranges
 ) -> LayerParams:
-    """A layer's codes at a precision."""
+    """A layer's quantized values at a precision."""
     values = weights_of(model, [name for name in (layer.weight, layer.bias) if name])
     weight, bias = values[layer.weight], values[layer.bias] if layer.bias else None
     axis = layer.channel_axis if target.has_channels(layer.op) and layer.per_channel else None
     if ranges.block is not None and layer.has_sums:
-        grid = blocked_grid(weight, target.weight_kind(bits), 1 - layer.channel_axis, ranges.block, ranges.weights)
+        qparams = blockwise_qparams(
+            weight, target.weight_scheme(bits), 1 - layer.channel_axis, ranges.block, ranges.weights
+        )
     else:
-        grid = weight_grid(weight, target.weight_kind(bits), axis, ranges.weights)
+        qparams = weight_qparams(weight, target.weight_scheme(bits), axis, ranges.weights)
     if bias is not None and activation is not None:
-        grid = with_least_scale(grid, least_scale(layer, target, bias, activation, per_channel=axis is not None))
-    return LayerParams(quantize(weight, grid), grid, None if bias is None else bias.astype(np.float32), weight)
+        qparams = with_least_scale(qparams, least_scale(layer, target, bias, activation, per_channel=axis is not None))
+    return LayerParams(quantize(weight, qparams), qparams, None if bias is None else bias.astype(np.float32), weight)
 
 
 def least_scale(
-    layer: Layer, target: Target, bias: npt.NDArray[np.float32], activation: Grid | None, *, per_channel: bool
+    layer: Layer, target: Target, bias: npt.NDArray[np.float32], activation: QuantParams | None, *, per_channel: bool
 ) -> npt.NDArray[np.float64]:
     """A channel of nearly zero weights would get a step too fine for its int32 bias."""
     if not target.integer_bias or layer.bias_node is not None or activation is None:

@@ -1,4 +1,4 @@
-"""Scales whose ratios put no result halfway between two codes, so that every runtime rounds it the same way.
+"""Scales whose ratios put no result halfway between two quantized values, so that every runtime rounds it the same way.
 
 What a layer adds up is a whole number of steps, and the code that it becomes is this number times a ratio of scales.
 Near a tie runtimes round to different sides, and a deep network makes of one such code as much noise as quantization
@@ -17,32 +17,34 @@ import onnx
 
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.placement import ABSORBED_OPS, SAME_GRID_OPS, Places
+from onnxcalib.model.placement import ABSORBED_OPS, SAME_QPARAMS_OPS, InsertionPoints
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.shapes import infer_shapes
 from onnxcalib.numerics.fractions import common_fractions, near_fractions
-from onnxcalib.numerics.quant_params import Grid, most_scale
+from onnxcalib.numerics.quant_params import QuantParams, most_scale
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.targets import Target
 
-PASSING_OPS = ABSORBED_OPS | SAME_GRID_OPS | {"Pad", "Identity"}
+PASSING_OPS = ABSORBED_OPS | SAME_QPARAMS_OPS | {"Pad", "Identity"}
 SUM_OPS = {"Add", "Concat"}
 MEAN_OPS = {"GlobalAveragePool", "ReduceMean", "AveragePool"}
-# How far scales may move, as seen from themselves; those of weights take the values of their codes along.
+# How far scales may move, as seen from themselves; those of weights take the values of their quantized values along.
 ACTIVATION_MOVE = 2.0**-7
 WEIGHT_MOVE, MOST_WEIGHT_MOVE = 2.0**-11, 2.0**-8
 
 
-def without_ties(model: Model, layers: Sequence[Layer], places: Places, plan: QuantPlan, target: Target) -> QuantPlan:
-    """Requires a plan made for this model; ensures the same codes of weights, on scales that moved by a little."""
-    if not target.tie_free or target.power_of_two or target.float_activations:
+def with_rounding_safe_scales(
+    model: Model, layers: Sequence[Layer], points: InsertionPoints, plan: QuantPlan, target: Target
+) -> QuantPlan:
+    """Requires a plan made for this model; ensures the same quantized weights, on scales that moved by a little."""
+    if not target.rounding_safe or target.power_of_two or target.float_activations:
         return plan
     made = {layer.summed: layer for layer in layers if layer.name in plan.layers}
     shapes = infer_shapes(model.proto)
-    mover = _Mover(GraphIndex(model.proto.graph), shapes, made, places, target, dict(plan.carried), dict(plan.inputs))
-    for name in places.tensors:
-        mover.settle(name)
-    moved = replace(plan, carried=mover.carried, inputs=mover.inputs)
+    mover = _Mover(GraphIndex(model.proto.graph), shapes, made, points, target, dict(plan.shared), dict(plan.inputs))
+    for name in points.tensors:
+        mover.fit(name)
+    moved = replace(plan, shared=mover.shared, inputs=mover.inputs)
     params = dict(plan.layers)
     for layer in made.values():
         if layer.name in mover.results and _counts_in_steps(layer, params[layer.name], target):
@@ -73,25 +75,25 @@ class _Mover:
     index: GraphIndex
     shapes: Mapping[str, tuple[int | None, ...]]
     made: Mapping[str, Layer]  # by tensor
-    places: Places
+    points: InsertionPoints
     target: Target
-    carried: dict[str, Grid]
-    inputs: dict[str, Grid]
+    shared: dict[str, QuantParams]
+    inputs: dict[str, QuantParams]
     results: dict[str, _Result] = field(default_factory=dict)  # by layer
-    settled: set[str] = field(default_factory=set)
+    fitted: set[str] = field(default_factory=set)
 
-    def settle(self, name: str) -> None:
+    def fit(self, name: str) -> None:
         """Fits the grid of a tensor to those that it is computed from."""
-        grid, kept = self.carried.get(name) or self.inputs.get(name), self.places.tensors[name].same_grid_as
-        if grid is None:
+        qparams, kept = self.shared.get(name) or self.inputs.get(name), self.points.tensors[name].same_qparams_as
+        if qparams is None:
             return
-        if kept is not None and kept in self.carried:
-            self._rescale(name, float(self.carried[kept].scale))
-            self.settled |= {name, kept}
+        if kept is not None and kept in self.shared:
+            self._rescale(name, float(self.shared[kept].scale))
+            self.fitted |= {name, kept}
             return
         terms = _Sum()
         self._walk(name, 1, terms, start=True)
-        denominator = self._fit(name, float(grid.scale), terms.sources)
+        denominator = self._fit(name, float(qparams.scale), terms.sources)
         for layer in terms.layers if denominator is not None else ():
             self.results.setdefault(layer, _Result(name, denominator or 1))
 
@@ -99,14 +101,14 @@ class _Mover:
         """The common denominator of what is added up; the tensor and all but one of its sources move."""
         if not sources:
             return 1
-        fixed = min(sources, key=lambda source: source not in self.settled)
+        fixed = min(sources, key=lambda source: source not in self.fitted)
         others = [source for source in sources if source != fixed]
-        scales = {source: float(self.carried[source].scale) / divisor for source, divisor in sources.items()}
+        scales = {source: float(self.shared[source].scale) / divisor for source, divisor in sources.items()}
         found = common_fractions(
             [scales[source] / own for source in (fixed, *others)],
             ACTIVATION_MOVE,
-            least=scales[fixed] / self._most(name, self.carried.get(name) or self.inputs[name]),
-            most=[self._most(source, self.carried[source]) / sources[source] / scales[fixed] for source in others],
+            least=scales[fixed] / self._most(name, self.shared.get(name) or self.inputs[name]),
+            most=[self._most(source, self.shared[source]) / sources[source] / scales[fixed] for source in others],
         )
         if found is None:
             return None
@@ -114,21 +116,21 @@ class _Mover:
         unit = scales[fixed] / numerators[0]
         self._rescale(name, unit * denominator)
         for source, numerator in zip(others, numerators[1:], strict=True):
-            if source not in self.settled:
+            if source not in self.fitted:
                 self._rescale(source, unit * sources[source] * numerator)
-        self.settled |= {name, *sources}
+        self.fitted |= {name, *sources}
         return denominator
 
-    def _most(self, name: str, grid: Grid) -> float:
+    def _most(self, name: str, qparams: QuantParams) -> float:
         """The largest scale that a tensor's grid may have: no code beyond where its activation cuts."""
-        kind = self.target.activation_kind(grid.bits, positive=not grid.signed)
-        return float(most_scale(grid, self.places.tensors[name].bounds, kind))
+        kind = self.target.activation_scheme(qparams.bits, positive=not qparams.signed)
+        return float(most_scale(qparams, self.points.tensors[name].bounds, kind))
 
     def _rescale(self, name: str, scale: float) -> None:
-        if name not in self.carried:
+        if name not in self.shared:
             self.inputs[name] = _with_scale(self.inputs[name], scale)
             return
-        self.carried[name] = _with_scale(self.carried[name], scale)
+        self.shared[name] = _with_scale(self.shared[name], scale)
         if name in self.inputs:  # the second of two quantizers in a row
             ratio = np.array(scale / float(self.inputs[name].scale))
             self.inputs[name] = _with_scale(
@@ -137,7 +139,7 @@ class _Mover:
 
     def _walk(self, name: str, divisor: int, terms: _Sum, *, start: bool = False) -> None:
         node = self.index.producers.get(name)
-        if name in self.carried and not start:
+        if name in self.shared and not start:
             terms.sources[name] = divisor
         elif name in self.made:
             terms.layers += [self.made[name].name] if divisor == 1 else []
@@ -167,18 +169,18 @@ class _Mover:
 def _counts_in_steps(layer: Layer, params: LayerParams, target: Target) -> bool:
     """Whether a result is a whole number of steps of activation times weight, its bias included."""
     whole = target.integer_bias and layer.op in target.bias_ops and layer.bias_node is None
-    return params.grid.block is None and (params.bias is None or whole)
+    return params.qparams.block is None and (params.bias is None or whole)
 
 
 def _moved(layer: Layer, params: LayerParams, plan: QuantPlan, result: _Result) -> LayerParams:
-    read, made = plan.layer_input(layer.input), plan.carried.get(result.tensor) or plan.inputs[result.tensor]
+    read, made = plan.layer_input(layer.input), plan.shared.get(result.tensor) or plan.inputs[result.tensor]
     if read is None:
         return params
     unit = float(made.scale) / float(read.scale)
-    ratios = params.grid.scale.astype(np.float64) / unit
+    ratios = params.qparams.scale.astype(np.float64) / unit
     scale = near_fractions(ratios, result.denominator, WEIGHT_MOVE, MOST_WEIGHT_MOVE) * unit
-    return replace(params, grid=_with_scale(params.grid, scale))
+    return replace(params, qparams=_with_scale(params.qparams, scale))
 
 
-def _with_scale(grid: Grid, scale: npt.ArrayLike) -> Grid:
-    return replace(grid, scale=np.asarray(scale, np.float32))
+def _with_scale(qparams: QuantParams, scale: npt.ArrayLike) -> QuantParams:
+    return replace(qparams, scale=np.asarray(scale, np.float32))

@@ -10,21 +10,21 @@ import onnx
 
 from onnxcalib.data import Dataset, place_of
 from onnxcalib.errors import DataError, RecipeError
-from onnxcalib.model.outputs import find_heads
+from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.prepare import Model
-from onnxcalib.numerics.losses import Head, LossKind, ModelLoss, sqnr_db
+from onnxcalib.numerics.losses import LossKind, ModelLoss, OutputKind, sqnr_db
 from onnxcalib.runtime.session import Session, Tensors, samples_in
 
 BATCH = 32
 
 
-def check_loss(kind: LossKind, heads: Mapping[str, Head], model: Model, data: Dataset) -> None:
+def check_loss(kind: LossKind, kinds: Mapping[str, OutputKind], model: Model, data: Dataset) -> None:
     """Cross-entropy needs labels, and a distribution over them."""
     if kind is not LossKind.CROSS_ENTROPY:
         return
     if data.labels is None:
         raise RecipeError("--loss cross-entropy needs labels.", f"Add an array 'labels' to {data.source}.")
-    name = next((name for name, head in heads.items() if head is not Head.VALUES), None)
+    name = next((name for name, output_kind in kinds.items() if output_kind is not OutputKind.VALUES), None)
     if name is None:
         raise RecipeError(f"--loss cross-entropy needs a classifier, and {model.source} is none.", "Use mse.")
     output = Session(model.proto, model.source).run(next(iter(data.batches(BATCH))))[name]
@@ -58,10 +58,10 @@ class Teacher:
         self, model: Model, data: Dataset, kind: LossKind = LossKind.DISTILLATION, temperature: float = 1.0
     ) -> None:
         self.data, self.kind, self.temperature = data, kind, temperature
-        self.heads = find_heads(model.proto)
-        check_loss(kind, self.heads, model, data)
+        self.kinds = find_output_kinds(model.proto)
+        check_loss(kind, self.kinds, model, data)
         session = Session(model.proto, model.source)
-        self._truth: list[Tensors] = [self._heads_of(session.run(feed)) for feed in data.batches(BATCH)]
+        self._reference: list[Tensors] = [self._known_outputs(session.run(feed)) for feed in data.batches(BATCH)]
 
     def loss_of(self, model: onnx.ModelProto) -> float:
         """The loss of a quantized model."""
@@ -69,19 +69,19 @@ class Teacher:
 
     def distance_of(self, model: onnx.ModelProto) -> Distance:
         """How far a quantized model is from the float one."""
-        session, loss = Session(model, "the quantized model"), ModelLoss(self.heads, self.kind, self.temperature)
-        signal, noise, done = dict.fromkeys(self.heads, 0.0), dict.fromkeys(self.heads, 0.0), 0
-        for feed, truth in zip(self.data.batches(BATCH), self._truth, strict=True):
+        session, loss = Session(model, "the quantized model"), ModelLoss(self.kinds, self.kind, self.temperature)
+        signal, noise, done = dict.fromkeys(self.kinds, 0.0), dict.fromkeys(self.kinds, 0.0), 0
+        for feed, reference in zip(self.data.batches(BATCH), self._reference, strict=True):
             samples = samples_in(feed, self.data)
             labels = self.data.labels[done : done + samples] if self.data.labels is not None else None
             outputs = session.run(feed)
-            loss.update(truth, outputs, labels)
-            for name, wanted in truth.items():
+            loss.update(reference, outputs, labels)
+            for name, wanted in reference.items():
                 exact = wanted.astype(np.float64)
                 signal[name] += float((exact**2).sum())
                 noise[name] += float(((exact - outputs[name]) ** 2).sum())
             done += samples
-        return Distance(loss.value, {name: sqnr_db(signal[name], noise[name]) for name in self.heads})
+        return Distance(loss.value, {name: sqnr_db(signal[name], noise[name]) for name in self.kinds})
 
-    def _heads_of(self, outputs: Tensors) -> Tensors:
-        return {name: outputs[name] for name in self.heads}
+    def _known_outputs(self, outputs: Tensors) -> Tensors:
+        return {name: outputs[name] for name in self.kinds}

@@ -23,7 +23,7 @@ from onnxcalib.model.quantized import QuantizedFile, read_quantized
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.numerics.losses import sqnr_db
-from onnxcalib.numerics.quant_params import along
+from onnxcalib.numerics.quant_params import broadcast
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import Recipe
 from onnxcalib.runtime.session import fitting_batch, samples_in
@@ -107,11 +107,11 @@ def layer_noise(
     exponents = [exponents_of(model) for model in (reference, other)]
     done = 0
     for feed in data.batches(batch):
-        truth, guess = (session.run(feed) for session in sessions)
+        expected, guess = (session.run(feed) for session in sessions)
         for name in names:
             wanted, found = (
                 _unscaled(tensors[outputs[name]], scaled.get(name))
-                for tensors, outputs, scaled in zip((truth, guess), made, exponents, strict=True)
+                for tensors, outputs, scaled in zip((expected, guess), made, exponents, strict=True)
             )
             signal[name] += float((wanted**2).sum())
             noise[name] += float(((wanted - found) ** 2).sum())
@@ -124,7 +124,7 @@ def _unscaled(tensor: npt.NDArray[Any], exponents: IntArray | None) -> npt.NDArr
     """A layer's output without the factors of its channels, which another file may not have."""
     if exponents is None or tensor.ndim < 2 or tensor.shape[1] != len(exponents):
         return tensor.astype(np.float64)
-    return np.asarray(tensor / along(factors_of(exponents), 1, tensor.ndim), np.float64)
+    return np.asarray(tensor / broadcast(factors_of(exponents), 1, tensor.ndim), np.float64)
 
 
 def csv_rows(rows: Sequence[LayerComparison]) -> list[list[str]]:

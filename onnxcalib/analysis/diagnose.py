@@ -14,7 +14,7 @@ from onnxcalib.data import Dataset, Preprocess, first, open_data, shuffled
 from onnxcalib.errors import ModelError
 from onnxcalib.model.equalize import equalized_as
 from onnxcalib.model.layers import Layer, LayerList, find_layers
-from onnxcalib.model.outputs import find_heads
+from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantized import QuantizedFile
 from onnxcalib.model.read import read_prepared
@@ -100,7 +100,7 @@ class _Probe:
     def __init__(
         self, model: onnx.ModelProto, file: onnx.ModelProto, layer: Layer, pairs: Pairs, loss: ModelLoss
     ) -> None:
-        self.name, self.truth = layer.name, layer.summed
+        self.name, self.reference = layer.name, layer.summed
         self.output = pairs.quantized_of[layer.summed]
         # What lies between a MatMul and its bias is inside the layer.
         outside = set(pairs.float_of) - {pairs.quantized_of.get(layer.output)}
@@ -112,11 +112,13 @@ class _Probe:
         self.signal = self.noise = self.own = 0.0
 
     def update(self, floats: Tensors, quantized: Tensors, pairs: Pairs) -> None:
-        truth = floats[self.truth].astype(np.float64)
-        made = {self.truth: self.alone.run({name: floats[pairs.float_of[name]] for name in self.reads})[self.output]}
-        self.signal += float((truth**2).sum())
-        self.noise += float(((truth - quantized[self.output]) ** 2).sum())
-        self.own += float(((truth - made[self.truth]) ** 2).sum())
+        reference = floats[self.reference].astype(np.float64)
+        made = {
+            self.reference: self.alone.run({name: floats[pairs.float_of[name]] for name in self.reads})[self.output]
+        }
+        self.signal += float((reference**2).sum())
+        self.noise += float(((reference - quantized[self.output]) ** 2).sum())
+        self.own += float(((reference - made[self.reference]) ** 2).sum())
         if self.rest is not None:
             made |= self.rest.run({**made, **{name: floats[name] for name in self.fed}})
         # Outputs that do not depend on the layer are the float model's own.
@@ -131,15 +133,17 @@ class _Probes:
     def __init__(self, model: Model, layers: Sequence[Layer], file: QuantizedFile) -> None:
         proto, teacher = file.proto, typed(model.proto)
         self.pairs = Pairs(teacher, proto)
-        known, heads = {layer.name for layer in file.layers}, find_heads(teacher)
+        known, kinds = {layer.name for layer in file.layers}, find_output_kinds(teacher)
         self.probes = [
-            _Probe(teacher, proto, layer, self.pairs, ModelLoss(heads, temperature=TEMPERATURE))
+            _Probe(teacher, proto, layer, self.pairs, ModelLoss(kinds, temperature=TEMPERATURE))
             for layer in layers
             if layer.name in known and layer.summed in self.pairs.quantized_of
         ]
-        self.loss = ModelLoss(heads, temperature=TEMPERATURE)
+        self.loss = ModelLoss(kinds, temperature=TEMPERATURE)
         wanted = [self.pairs.float_of[name] for probe in self.probes for name in probe.reads]
-        self.float = showing(teacher, [*wanted, *(name for probe in self.probes for name in (probe.truth, *probe.fed))])
+        self.float = showing(
+            teacher, [*wanted, *(name for probe in self.probes for name in (probe.reference, *probe.fed))]
+        )
         self.quantized = showing(proto, [probe.output for probe in self.probes])
 
     def update(self, feed: Tensors) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 from onnxcalib.data import Dataset, Feed, Preprocess, open_data
 from onnxcalib.errors import DataError
 from onnxcalib.model.io import file_bytes, load
-from onnxcalib.model.outputs import find_heads
+from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.losses import Head, ModelLoss, sqnr_db
+from onnxcalib.numerics.losses import ModelLoss, OutputKind, sqnr_db
 from onnxcalib.progress import Progress, silent
 from onnxcalib.runtime.session import Session, Tensors, samples_in
 
@@ -62,18 +62,18 @@ def evaluate_files(
     """Runs every model on the same batches; figures against a reference need one."""
     protos = [load(path) for path in paths]
     float_proto = load(reference) if reference is not None else None
-    heads = find_heads(float_proto if float_proto is not None else protos[0])
+    kinds = find_output_kinds(float_proto if float_proto is not None else protos[0])
     _same_inputs(paths, [tuple(spec.name for spec in input_specs(proto)) for proto in protos])
     sessions = [Session(proto, str(path)) for proto, path in zip(protos, paths, strict=True)]
     teacher = Session(float_proto, str(reference)) if float_proto is not None else None
-    scores = [_Score(heads) for _ in paths]
+    scores = [_Score(kinds) for _ in paths]
     done = 0
     for feed in data.batches(BATCH):
         samples = samples_in(feed, data)
         labels = data.labels[done : done + samples] if data.labels is not None else None
-        truth = teacher.run(feed) if teacher is not None else None
+        expected = teacher.run(feed) if teacher is not None else None
         for session, score in zip(sessions, scores, strict=True):
-            score.update(session.run(feed), truth, labels)
+            score.update(session.run(feed), expected, labels)
         done += samples
         progress("evaluate", done, len(data))
     times = _latencies([*sessions, *([teacher] if teacher is not None else [])], next(iter(data.batches(1))))
@@ -106,7 +106,7 @@ def _latencies(sessions: Sequence[Session], feed: Feed) -> list[float]:
 
 @dataclass
 class _Score:
-    heads: dict[str, Head]
+    kinds: dict[str, OutputKind]
     right: int = 0
     judged: int = 0
     agreed: int = 0
@@ -116,25 +116,25 @@ class _Score:
     loss: ModelLoss = field(init=False)
 
     def __post_init__(self) -> None:
-        self.loss = ModelLoss(self.heads)
+        self.loss = ModelLoss(self.kinds)
 
     def update(
-        self, outputs: Tensors, truth: Tensors | None, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None
+        self, outputs: Tensors, expected: Tensors | None, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None
     ) -> None:
-        classes = next((name for name, head in self.heads.items() if head is not Head.VALUES), None)
+        classes = next((name for name, output_kind in self.kinds.items() if output_kind is not OutputKind.VALUES), None)
         if classes is not None and labels is not None and outputs[classes].ndim == 2:
             self.right += int((outputs[classes].argmax(axis=-1) == labels).sum())
             self.judged += len(labels)
-        if truth is None:
+        if expected is None:
             return
         if classes is not None:
-            same = outputs[classes].argmax(axis=-1) == truth[classes].argmax(axis=-1)
+            same = outputs[classes].argmax(axis=-1) == expected[classes].argmax(axis=-1)
             self.agreed += int(same.sum())
             self.compared += same.size
-        for name in self.heads:
-            self.signal += float((truth[name].astype(np.float64) ** 2).sum())
-            self.noise += float(((truth[name].astype(np.float64) - outputs[name]) ** 2).sum())
-        self.loss.update(truth, outputs)
+        for name in self.kinds:
+            self.signal += float((expected[name].astype(np.float64) ** 2).sum())
+            self.noise += float(((expected[name].astype(np.float64) - outputs[name]) ** 2).sum())
+        self.loss.update(expected, outputs)
 
     def evaluation(self, path: Path, samples: int, spent: float, base: float | None) -> Evaluation:
         compared = base is not None

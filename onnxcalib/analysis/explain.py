@@ -57,7 +57,7 @@ class Facts:
     proto: onnx.ModelProto
     file: QuantizedFile
     rows: Sequence[ReportData] = ()  # of the diagnosis
-    story: ReportData | None = None  # the run's report
+    report: ReportData | None = None  # the run's report
 
     @classmethod
     def read(cls, path: Path) -> Facts:
@@ -72,7 +72,7 @@ def answer(question: Question, facts: Facts) -> list[str]:
         Question.ACCURACY: _accuracy,
         Question.FLOAT: _float,
         Question.SIZE: _size,
-        Question.SPEED: lambda given: speed(given.path, given.file.layers, given.story),
+        Question.SPEED: lambda given: speed(given.path, given.file.layers, given.report),
         Question.BITS: _bits,
     }
     return tellers[question](facts)
@@ -98,7 +98,7 @@ def _accuracy(facts: Facts) -> list[str]:
 def _clipped(facts: Facts) -> list[str]:
     """Ranges that cut off a good part of what a bad layer holds or reads."""
     lines = []
-    for row in facts.story["histograms"] if facts.story is not None else ():
+    for row in facts.report["histograms"] if facts.report is not None else ():
         for what, words in (("weight", "weights"), ("input", "inputs")):
             share = row[what]["clipped"] if row[what] is not None else 0.0
             if share > 0.01:
@@ -107,9 +107,9 @@ def _clipped(facts: Facts) -> list[str]:
 
 
 def _float(facts: Facts) -> list[str]:
-    reasons = {row["node"]: row["reason"] for row in facts.story["float"]} if facts.story is not None else {}
+    reasons = {row["node"]: row["reason"] for row in facts.report["float"]} if facts.report is not None else {}
     known = {node.name for node in facts.file.floats}
-    more = [FloatNode(row["node"], row["op"], row["reason"]) for row in facts.story["float"]] if facts.story else []
+    more = [FloatNode(row["node"], row["op"], row["reason"]) for row in facts.report["float"]] if facts.report else []
     nodes = [*facts.file.floats, *(node for node in more if node.name not in known)]
     lines = [f"{node.name} ({node.op}): {reasons.get(node.name, node.reason)}." for node in nodes]
     for op, names in float_ops(facts.file).items():
@@ -131,8 +131,8 @@ def _size(facts: Facts) -> list[str]:
         if count
     ]
     compared = ""
-    if facts.story is not None:
-        before = facts.story["outcome"]["float"]["bytes"]
+    if facts.report is not None:
+        before = facts.report["outcome"]["float"]["bytes"]
         compared = f", {100 * whole / before:.1f} % of the float file's {before:,}"
     lines = [f"{whole:,} bytes{compared}: {', '.join(parts)}."]
     if kinds["the graph: nodes and names"] > 0.2 * whole:
@@ -145,25 +145,26 @@ def _size(facts: Facts) -> list[str]:
             for name, count, reader in float_constants(facts.proto, TOLD)
             if count > 0.01 * whole
         ]
-    wide = [each for each in facts.file.layers if each.weight.bits < 8 and each.stored >= each.codes.size]
+    wide = [each for each in facts.file.layers if each.weight.bits < 8 and each.stored >= each.quantized.size]
     if wide:
         lines.append(
-            f"{listed([each.name for each in wide])}: narrow codes that lie in a byte each, as the target asks."
+            f"{listed([each.name for each in wide])}: narrow weights that lie in a byte each, as the target asks."
         )
     heavy = sorted(facts.file.layers, key=lambda each: -each.stored)[:3]
     lines += [
-        f"{each.name} ({each.bits}) holds {each.stored:,} bytes of weight codes{_narrower(each)}." for each in heavy
+        f"{each.name} ({each.bits}) holds {each.stored:,} bytes of quantized weights{_narrower(each)}."
+        for each in heavy
     ]
     return lines
 
 
 def _narrower(layer: QuantizedLayer) -> str:
     half = layer.weight.bits // 2
-    return f"; {layer.codes.size * half // 8:,} at {half} bits" if half >= 2 else ""
+    return f"; {layer.quantized.size * half // 8:,} at {half} bits" if half >= 2 else ""
 
 
 def _bits(facts: Facts) -> list[str]:
-    table = facts.story["sensitivity"] if facts.story is not None else None
+    table = facts.report["sensitivity"] if facts.report is not None else None
     if table is not None:
         return _measured_gains(facts, table)
     if not facts.rows:

@@ -33,7 +33,7 @@ def layer_rows(file: QuantizedFile, listed: LayerList, diagnosis: Diagnosis | No
                 "bits": layer.bits,
                 "weight_bits": layer.weight.bits,
                 "activation_bits": 32 if layer.input is None else layer.input.bits,
-                "parameters": layer.codes.size,
+                "parameters": layer.quantized.size,
                 "macs": float_layer.macs if float_layer is not None else None,
                 "bytes": layer.stored,
                 "byte_share": layer.stored / total,

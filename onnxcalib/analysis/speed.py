@@ -8,7 +8,7 @@ from pathlib import Path
 from onnxcalib.analysis.layer_rows import ReportData
 from onnxcalib.errors import listed
 from onnxcalib.model.graph import GraphIndex
-from onnxcalib.model.placement import SAME_GRID_OPS
+from onnxcalib.model.placement import SAME_QPARAMS_OPS
 from onnxcalib.model.quantized import QuantizedLayer
 from onnxcalib.recipe import MAX_BITS
 from onnxcalib.runtime.installed import find_runtime
@@ -26,7 +26,7 @@ INTEGER_LAYERS = (
 )
 
 
-def speed(path: Path, layers: Sequence[QuantizedLayer], story: ReportData | None) -> list[str]:
+def speed(path: Path, layers: Sequence[QuantizedLayer], report: ReportData | None) -> list[str]:
     """What runs in integer kernels, what does not, and what is slow even so."""
     graph = optimized(path).graph
     runtime = find_runtime().version
@@ -49,8 +49,8 @@ def speed(path: Path, layers: Sequence[QuantizedLayer], story: ReportData | None
     if clips:
         lines.append(f"{clips} activations below 8 bits are clipped in a step of their own.")
     lines += _slow_patterns(layers)
-    if story is not None:
-        out = story["outcome"]
+    if report is not None:
+        out = report["outcome"]
         ratio, spent = out["quantized"]["latency_ratio"], out["float"]["latency_ms"]
         lines.append(f"Measured by the run: {ratio:.2f} of the float model's {spent:.2f} ms, one sample at a time.")
         if spent < 1:
@@ -61,10 +61,10 @@ def speed(path: Path, layers: Sequence[QuantizedLayer], story: ReportData | None
 
 
 def _is_integer(op: str) -> bool:
-    """Integer kernels, and ops that only move or clip codes."""
+    """Integer kernels, and ops that only move or clip quantized values."""
     return op.startswith("QLinear") or op in (
         *INTEGER_LAYERS,
-        *SAME_GRID_OPS,
+        *SAME_QPARAMS_OPS,
         "QuantizeLinear",
         "DequantizeLinear",
         "Clip",

@@ -16,7 +16,7 @@ BLOCK = 1 << 14
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Block:
     """One block of a parameter: its values, its moments and which part of the gradient it takes."""
 
     name: str
@@ -46,16 +46,16 @@ class Adam:
         self.epsilon = epsilon
         self.steps = 0
         self.moments = {name: tuple(np.zeros(it.size, np.float32) for _ in range(2)) for name, it in parameters.items()}
-        self._pieces = _pieces(parameters, self.moments)
+        self._blocks = _blocks(parameters, self.moments)
 
     def step(self, gradients: Mapping[str, Array], scale: float = 1.0) -> None:
         """Moves every parameter against its gradient; the scale multiplies all rates."""
         self.steps += 1
         first, second = (1 - beta**self.steps for beta in self.betas)
         flat = _flat_gradients(gradients, self.rates)
-        for piece in self._pieces:
-            gradient, scratch = flat[piece.name][piece.part], piece.scratch
-            mean, square = piece.moments
+        for block in self._blocks:
+            gradient, scratch = flat[block.name][block.part], block.scratch
+            mean, square = block.moments
             _average(mean, gradient, self.betas[0], scratch)
             np.multiply(gradient, gradient, out=scratch)
             _average(square, scratch, self.betas[1], scratch)
@@ -63,8 +63,8 @@ class Adam:
             scratch *= np.float32(1 / sqrt(second))
             scratch += np.float32(self.epsilon)
             np.divide(mean, scratch, out=scratch)
-            scratch *= np.float32(self.rates[piece.name] * scale / first)
-            np.subtract(piece.values, scratch, out=piece.values)
+            scratch *= np.float32(self.rates[block.name] * scale / first)
+            np.subtract(block.values, scratch, out=block.values)
 
     def restore(self, steps: int, moments: Mapping[str, tuple[Array, ...]]) -> None:
         """Goes on from where another stood."""
@@ -84,9 +84,9 @@ def _flat_gradients(gradients: Mapping[str, Array], rates: Mapping[str, float]) 
     return {name: gradients[name].reshape(-1) for name in rates}
 
 
-def _pieces(parameters: Mapping[str, Array], moments: Mapping[str, tuple[Array, ...]]) -> list[_Piece]:
+def _blocks(parameters: Mapping[str, Array], moments: Mapping[str, tuple[Array, ...]]) -> list[_Block]:
     scratch = np.empty(BLOCK, np.float32)
-    pieces = []
+    blocks = []
     for name, values in parameters.items():
         if values.dtype != np.float32 or not values.flags.c_contiguous:
             # A copy would take the steps instead of the parameter.
@@ -95,5 +95,5 @@ def _pieces(parameters: Mapping[str, Array], moments: Mapping[str, tuple[Array, 
         for start in range(0, flat.size, BLOCK):
             part = slice(start, min(start + BLOCK, flat.size))
             own = tuple(moment[part] for moment in moments[name])
-            pieces.append(_Piece(name, part, flat[part], own, scratch[: part.stop - start]))
-    return pieces
+            blocks.append(_Block(name, part, flat[part], own, scratch[: part.stop - start]))
+    return blocks

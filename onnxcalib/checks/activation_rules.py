@@ -46,7 +46,7 @@ def _staying(view: View) -> Iterator[tuple[onnx.NodeProto, str, float]]:
 
 
 def _reach(node: onnx.NodeProto, view: View, quantizers: list[Quantizer]) -> tuple[float, str]:
-    """How many steps beyond an activation's bounds the codes after it reach, infinitely many where nobody looks."""
+    """How many steps beyond an activation's bounds its quantizer reaches, infinitely many where nobody looks."""
     bounds, it = activation_bounds(node, view.value), quantizers[0]
     if any(not (same(it.scale, other.scale) and same(it.zero, other.zero)) for other in quantizers):
         return np.inf, f"{len(quantizers)} quantizers read what it makes"
@@ -60,12 +60,15 @@ def _reach(node: onnx.NodeProto, view: View, quantizers: list[Quantizer]) -> tup
     steps = _beyond(CODES[it.type], *constants, bounds=bounds)
     if steps == 0 and not it.has_zero:
         return EPSILON, f"'{label(it.node)}' has no zero point"
-    return steps, f"codes of '{label(it.node)}' reach {steps:.2g} steps beyond {bounds[0]:g} to {bounds[1]:g}"
+    return (
+        steps,
+        f"quantized values of '{label(it.node)}' reach {steps:.2g} steps beyond {bounds[0]:g} to {bounds[1]:g}",
+    )
 
 
-def _beyond(codes: tuple[int, int], scale: Array, zero: Array = ZERO, *, bounds: Bounds) -> float:
+def _beyond(quantized: tuple[int, int], scale: Array, zero: Array = ZERO, *, bounds: Bounds) -> float:
     step = np.float32(scale.item())
     with np.errstate(invalid="ignore"):
-        low, high = (float(np.float32(code - zero.item()) * step) for code in codes)
+        low, high = (float(np.float32(code - zero.item()) * step) for code in quantized)
     over = max(bounds[0] - low, high - bounds[1])
     return over / float(step) if over > EPSILON else 0.0

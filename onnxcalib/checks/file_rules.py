@@ -25,7 +25,7 @@ def _opset_too_old(scene: Scene) -> Hits:
         if it.channels > 1 and opset < 13 and it.kind != "quant":
             yield it.node, f"scales along an axis need opset 13, the file has {opset}"
         elif it.type in ("s4", "u4", "s16", "u16") and opset < 21:
-            yield it.node, f"{it.type} codes need opset 21, the file has {opset}"
+            yield it.node, f"{it.type} quantized values need opset 21, the file has {opset}"
 
 
 @rule("ir-too-new")

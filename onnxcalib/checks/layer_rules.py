@@ -84,7 +84,7 @@ def _packed_weight(scene: Scene) -> Hits:
     for layer, weight in weights(scene.view):
         node = scene.view.maker(weight.node.input[0])
         if node is not None and node.op_type != "QuantizeLinear" and not _is_int4_cast(scene.view, node):
-            yield layer.node, "standard ops compute the codes of its weight"
+            yield layer.node, "standard ops compute the quantized values of its weight"
 
 
 @rule("int4-cast")

@@ -35,9 +35,12 @@ def _computed_scale(scene: Scene) -> Hits:
 def _zero_point_type(scene: Scene) -> Hits:
     for it in scene.view.quantizers.values():
         if it.kind == "dequantize" and it.has_zero:
-            codes, zero = (scene.view.element_type(it.node.input[place]) for place in (0, 2))
-            if codes is not None and zero is not None and codes != zero:
-                yield it.node, f"codes are {TYPES.get(codes, codes)}, the zero point is {TYPES.get(zero, zero)}"
+            quantized, zero = (scene.view.element_type(it.node.input[place]) for place in (0, 2))
+            if quantized is not None and zero is not None and quantized != zero:
+                yield (
+                    it.node,
+                    f"its input is {TYPES.get(quantized, quantized)}, the zero point is {TYPES.get(zero, zero)}",
+                )
 
 
 @rule("zero-point-shape")
@@ -80,14 +83,14 @@ def _dangling_dequantize(scene: Scene) -> Hits:
             continue
         if not view.index.readers.get(name) and name not in view.index.outputs:
             yield it.node, "nobody reads what it makes"
-        elif not it.constant and view.codes_from(it) is None and it.node.input[0] not in view.index.inputs:
+        elif not it.constant and view.quantizer_behind(it) is None and it.node.input[0] not in view.index.inputs:
             yield it.node, f"'{it.node.input[0]}' does not come from a QuantizeLinear"
 
 
 @rule("pair-mismatch")
 def _pair_mismatch(scene: Scene) -> Hits:
     for it in scene.view.quantizers.values():
-        before = scene.view.codes_from(it) if it.kind == "dequantize" and not it.constant else None
+        before = scene.view.quantizer_behind(it) if it.kind == "dequantize" and not it.constant else None
         if before is not None and not (same(it.scale, before.scale) and same(it.zero, before.zero)):
             yield it.node, f"another grid than that of '{label(before.node)}'"
 
@@ -121,7 +124,7 @@ def _clipped_codes(scene: Scene) -> Hits:
 
 @rule("clipped-values")
 def _clipped_values(scene: Scene) -> Hits:
-    """Less than half of the codes are left."""
+    """Less than half of the quantized values are left."""
     for it in activations(scene.view):
         maker = scene.view.maker(it.node.input[0])
         if maker is None or maker.op_type != "Clip" or it.kind != "quantize" or it.channels > 1 or it.scale is None:
@@ -131,14 +134,14 @@ def _clipped_values(scene: Scene) -> Hits:
             step = float(it.scale.reshape(-1)[0])
             left = float((bounds[1] - bounds[0]).reshape(-1)[0]) / step if step > 0 else np.inf
             if left < 127:
-                yield maker, f"{left + 1:.0f} of the codes are left"
+                yield maker, f"{left + 1:.0f} of the quantized values are left"
 
 
 def _activations_of_type(wanted: str) -> None:
     def finder(scene: Scene) -> Hits:
         for it in activations(scene.view):
             if it.type is not None and ACTIVATION_TYPES.get(it.type, "other") == wanted:
-                yield it.node, f"codes are {it.type}"
+                yield it.node, f"its input is {it.type}"
 
     FINDERS[f"{wanted}-activation"] = finder
 

@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.layers import LAYER_OPS
-from onnxcalib.model.placement import SAME_GRID_OPS
+from onnxcalib.model.placement import SAME_QPARAMS_OPS
 
 Array = npt.NDArray[Any]
 
@@ -23,8 +23,8 @@ TYPES: dict[int, str] = {
     TensorProto.UINT4: "u4", TensorProto.INT16: "s16", TensorProto.UINT16: "u16",
 }  # fmt: skip
 QUANTIZER_OPS = {"QuantizeLinear": "quantize", "DequantizeLinear": "dequantize", "Quant": "quant"}
-# Between a quantizer and its dequantizer codes may be moved, and clipped.
-PASSING_OPS = {*SAME_GRID_OPS, "Identity", "Clip"}
+# Between a quantizer and its dequantizer quantized values may be moved, and clipped.
+PASSING_OPS = {*SAME_QPARAMS_OPS, "Identity", "Clip"}
 
 
 def label(node: onnx.NodeProto) -> str:
@@ -41,7 +41,7 @@ class Quantizer:
     scale: Array | None  # None: computed at run time
     zero: Array | None  # None: left out, or computed
     has_zero: bool
-    type: str | None  # of the codes; None for Quant nodes, which have none
+    type: str | None  # of the quantized values; None for Quant nodes, which have none
     axis: int
     block: int
     constant: bool  # what it quantizes or dequantizes is stored
@@ -53,7 +53,7 @@ class Quantizer:
 
     @property
     def zero_is_zero(self) -> bool:
-        """Whether codes of zero mean zero."""
+        """Whether quantized values of zero mean zero."""
         return not self.has_zero or self.zero is None or not np.any(self.zero)
 
 
@@ -117,15 +117,15 @@ class View:
         found = self.quantizers.get(name) or (self.outer.quantizer_of(name) if self.outer is not None else None)
         return found if found is not None and found.kind != "quantize" else None
 
-    def codes_from(self, dequantizer: Quantizer) -> Quantizer | None:
-        """The QuantizeLinear whose codes it reads, past what only moves or clips them."""
+    def quantizer_behind(self, dequantizer: Quantizer) -> Quantizer | None:
+        """The QuantizeLinear whose quantized values it reads, past what only moves or clips them."""
         name = dequantizer.node.input[0]
         while True:
             found, node = self.quantizers.get(name), self.maker(name)
             if found is not None:
                 return found if found.kind == "quantize" else None
             if node is None or node.op_type not in PASSING_OPS or not node.input:
-                return self.outer.codes_from(dequantizer) if self.outer is not None else None
+                return self.outer.quantizer_behind(dequantizer) if self.outer is not None else None
             name = node.input[0]
 
     @cached_property
@@ -145,7 +145,7 @@ class View:
         return any(it.weight for it in self.layers) and not any(it.activation for it in self.layers)
 
     def element_type(self, name: str) -> int | None:
-        """The type of a tensor of codes, as far as the graph says it."""
+        """The type of a tensor of quantized values, as far as the graph says it."""
         tensor, node = self.initializer(name), self.maker(name)
         if tensor is not None:
             return int(tensor.data_type)
@@ -161,8 +161,8 @@ class View:
     def _quantizer(self, node: onnx.NodeProto) -> Quantizer:
         kind, values = QUANTIZER_OPS[node.op_type], attributes(node)
         has_zero = len(node.input) > 2 and bool(node.input[2])
-        codes = node.output[0] if kind == "quantize" else node.input[0]
-        element = self.element_type(codes) or (self.element_type(node.input[2]) if has_zero else None)
+        quantized = node.output[0] if kind == "quantize" else node.input[0]
+        element = self.element_type(quantized) or (self.element_type(node.input[2]) if has_zero else None)
         return Quantizer(
             node,
             kind,

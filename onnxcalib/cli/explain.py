@@ -13,7 +13,7 @@ from onnxcalib.analysis.explain import TITLES, Facts, Question, answer
 from onnxcalib.analysis.layer_rows import layer_rows
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
 from onnxcalib.errors import RecipeError
-from onnxcalib.report.find import find_story
+from onnxcalib.report.find import find_report
 
 
 @click.command()
@@ -47,8 +47,8 @@ def explain(
             )
         facts = replace(facts, rows=layer_rows(facts.file, listed, found))
     else:
-        story = find_story(output, report)
-        facts = replace(facts, story=story, rows=story["layers"] if story is not None else ())
+        told = find_report(output, report)
+        facts = replace(facts, report=told, rows=told["layers"] if told is not None else ())
     screen = console()
     for asked in Question if question is None else (Question(question),):
         screen.print(f"[bold]{TITLES[asked]}[/bold]")

@@ -11,7 +11,7 @@ import click
 
 from onnxcalib.cli.options import FILE, console, image_options, with_runtime
 from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from, with_options
-from onnxcalib.cli.tables import story, summary
+from onnxcalib.cli.tables import file_summary, stage_summary
 from onnxcalib.cli.watch import watching
 from onnxcalib.errors import RecipeError
 from onnxcalib.model.io import file_bytes
@@ -66,11 +66,11 @@ def quantize(model: Path, recipe: str | None, verbose: bool, as_json: bool, **op
             watch.event(Event("result", _outcome(result, model, output, folder)))
             return
     screen = console(stderr=True)
-    for line in story(result):
+    for line in stage_summary(result):
         screen.print(line)
     if settings.report is not None:
         screen.print(f"report: {settings.report}")
-    screen.print(f"{output}: {summary(result.plan, file_bytes(model), file_bytes(output))}")
+    screen.print(f"{output}: {file_summary(result.plan, file_bytes(model), file_bytes(output))}")
 
 
 def _needed(option: str, path: Path | None) -> Path:
@@ -98,5 +98,5 @@ def _outcome(result: Result, model: Path, output: Path, folder: Path) -> dict[st
         "float_bytes": file_bytes(model),
         "ranges": result.plan.ranges,
         "bits": {name: str(precision) for name, precision in result.plan.precisions.items()},
-        "story": story(result),
+        "summary": stage_summary(result),
     }

@@ -63,7 +63,7 @@ def evaluation_table(rows: Sequence[Evaluation]) -> Table:
     return table
 
 
-def summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
+def file_summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
     """One line on what was written."""
     counts: dict[str, int] = {}
     for precision in plan.precisions.values():
@@ -76,7 +76,7 @@ def summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
     )
 
 
-def story(result: Result) -> list[str]:
+def stage_summary(result: Result) -> list[str]:
     """What the stages did, a line each."""
     lines = []
     if scaled := exponents_of(result.model):
@@ -88,10 +88,10 @@ def story(result: Result) -> list[str]:
         lines.append(f"batch-norm tuning: {_fall(result.tuned)}{kept}")
     if result.trained is not None:
         lines.append(f"sequential {result.recipe.get('layer_optimizer')}: {_fall(result.trained)}")
-        lines += [f"not trained: {obstacle}" for obstacle in result.trained.obstacles]
-    for stage, tuned in (("joint AdaQuant", result.joint), ("bias tuning", result.biases)):
+        lines += [f"not trained: {skip_reason}" for skip_reason in result.trained.skip_reasons]
+    for stage, tuned in (("end-to-end AdaQuant", result.end_to_end), ("bias tuning", result.biases)):
         if tuned is not None:
-            lines.append(f"no {stage}: {tuned.obstacle}" if tuned.obstacle else f"{stage}: {_fall(tuned)}")
+            lines.append(f"no {stage}: {tuned.skip_reason}" if tuned.skip_reason else f"{stage}: {_fall(tuned)}")
     return lines
 
 
@@ -109,7 +109,7 @@ def _assignment(assigned: Assigned) -> list[str]:
     if reranking is None:
         return [program]
     others = ", ".join(f"{method} {loss:.6g}" for method, loss in reranking.losses.items() if method != taken.method)
-    least = f"least of {reranking.models} assignments measured on samples like unseen ones, {reranking.least:.6g}"
+    least = f"least of {reranking.models} assignments measured on mixup samples, {reranking.least:.6g}"
     beside = f" ({others})" if others else ""
     if taken == found:
         return [program, f"taken: the integer program's optimum, {least}{beside}"]

@@ -75,7 +75,7 @@ def constraints(target: Target) -> list[tuple[str, str]]:
         ("weights.weight_only_bits", _weights_alone(target)),
         ("bias.type", target.bias),
         ("scales.power_of_two", _yes(target.power_of_two)),
-        ("scales.tie_free", _yes(target.tie_free)),
+        ("scales.rounding_safe", _yes(target.rounding_safe)),
         ("graph.format", target.format),
         ("graph.placement", target.placement),
         ("graph.float_compute", _yes(target.float_compute)),

@@ -6,7 +6,7 @@ from onnxcalib.data.mixup import MixedPairs, can_be_mixed
 from onnxcalib.data.opening import open_data
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.spec import Dataset, Feed, InputSpec
-from onnxcalib.data.split import first, parted, place_of, shuffled, split, why_not_parted
+from onnxcalib.data.split import first, place_of, shuffled, split, train_validation_split, why_not_parted
 
 __all__ = [
     "Dataset",
@@ -17,9 +17,9 @@ __all__ = [
     "can_be_mixed",
     "first",
     "open_data",
-    "parted",
     "place_of",
     "shuffled",
     "split",
+    "train_validation_split",
     "why_not_parted",
 ]

@@ -13,24 +13,24 @@ from onnxcalib.data.spec import Array, Dataset, Feed
 from onnxcalib.data.split import pieces_of
 
 SHIFT = 1 / 9  # of an image's height and width, at most
-PIECE = 0.7  # the same, of a piece of another image
+PATCH = 0.7  # the same, of a piece of another image
 CHANNELS = (1, 3, 4)
 SMALLEST = 16  # pixels along a side of what is taken for an image
 
 
-def varied(dataset: Dataset, form: int, seed: int) -> Dataset:
+def augmented(dataset: Dataset, form: int, seed: int) -> Dataset:
     """Each sample in its form of that number, of which 0 is as it is; other data than images comes back as it is."""
     pieces = pieces_of(dataset)
     if not isinstance(pieces, SampleDataset) or not any(map(_shows_images, pieces.rows.values())):
         return dataset
-    rows = {name: _VariedRows(rows, pieces.samples, form, seed) for name, rows in pieces.rows.items()}
+    rows = {name: _AugmentedRows(rows, pieces.samples, form, seed) for name, rows in pieces.rows.items()}
     return replace(pieces, rows=rows)
 
 
 def endless(dataset: Dataset, size: int, seed: int) -> Iterator[Feed]:
     """The samples again and again, `size` at a time, each time in other forms and another order."""
     for epoch in itertools.count():
-        again = varied(dataset, epoch, seed)
+        again = augmented(dataset, epoch, seed)
         yield from _shuffled(again, size, np.random.default_rng([seed, epoch]))
 
 
@@ -51,7 +51,7 @@ def _shuffled(dataset: Dataset, size: int, rng: np.random.Generator) -> Iterator
 
 
 @dataclass(frozen=True)
-class _VariedRows:
+class _AugmentedRows:
     """Rows in another form, which depends on nothing but the sample's number, its own and the seed."""
 
     rows: Rows
@@ -105,7 +105,7 @@ def _pasted(images: Array, others: Array, axes: tuple[int, int], draws: Array) -
     changed, where = images.copy(), [slice(None)] * images.ndim
     for axis, share, begin in zip(axes, draws[:2], draws[2:], strict=True):
         size = images.shape[axis]
-        side = round(PIECE * share * size)
+        side = round(PATCH * share * size)
         first = round(begin * (size - side))
         where[axis] = slice(first, first + side)
     changed[tuple(where)] = others[tuple(where)]

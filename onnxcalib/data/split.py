@@ -47,7 +47,7 @@ def split(dataset: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
     return parts
 
 
-def parted(dataset: Dataset) -> tuple[Dataset, Dataset]:
+def train_validation_split(dataset: Dataset) -> tuple[Dataset, Dataset]:
     """Most of the samples to learn from, and the others to judge by; all of them twice if they cannot be parted."""
     parts = _cut(dataset, min(HELD_OUT, len(dataset) // 4)) if len(dataset) >= FEWEST else None
     return parts or (dataset, dataset)
@@ -58,7 +58,7 @@ def why_not_parted(dataset: Dataset) -> str | None:
     judged = "tuning is judged on the samples that it learns from"
     if len(dataset) < FEWEST:
         return f"only {len(dataset)} sample{'s' * (len(dataset) > 1)}: {judged}; give at least {FEWEST}."
-    if parted(dataset)[1] is dataset:
+    if train_validation_split(dataset)[1] is dataset:
         pieces = len(pieces_of(dataset).sizes())
         batches = "one batch" if pieces == 1 else f"{pieces} batches"
         return f"the {len(dataset)} samples come in {batches} that cannot be split: {judged}; give more batches."

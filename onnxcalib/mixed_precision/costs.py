@@ -80,7 +80,7 @@ def costs_of(problem: Problem, elements: Mapping[str, float]) -> dict[str, _Cost
 
 
 def _size(problem: Problem) -> _Cost:
-    """The most bytes that all constants can take: packed codes, and what no choice changes (scales, biases, ...)."""
+    """The most bytes that all constants can take: packed weights, and what no choice changes (scales, biases, ...)."""
     plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
     # Quant nodes read float weights; what counts is what the hardware will hold.
     written = constant_bytes(write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ)))

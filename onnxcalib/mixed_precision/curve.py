@@ -19,7 +19,7 @@ from onnxcalib.mixed_precision.allocate import (
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.recipe import Precision
 
-Pins = Mapping[str, Precision]
+Overrides = Mapping[str, Precision]
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Point:
     allocation: Allocation
 
 
-def ratios_between(table: SensitivityTable, count: int, pins: Pins) -> list[float]:
+def ratios_between(table: SensitivityTable, count: int, overrides: Overrides) -> list[float]:
     """Evenly spaced ratios from the least reachable size to every layer at its pin or the base precision."""
     whole = table.float_costs["size"]
-    least = least_reachable(table, "size", (), pins) / whole
-    highest = sum(row.costs["size"][pins.get(row.layer, table.base)] for row in table.layers)
+    least = least_reachable(table, "size", (), overrides) / whole
+    highest = sum(row.costs["size"][overrides.get(row.layer, table.base)] for row in table.layers)
     most = (table.fixed["size"] + highest) / whole
     return [float(ratio) for ratio in np.linspace(least, max(most, least), count)]
 
@@ -46,7 +46,7 @@ def ratios_between(table: SensitivityTable, count: int, pins: Pins) -> list[floa
 def curve(
     table: SensitivityTable,
     ratios: list[float],
-    pins: Pins,
+    overrides: Overrides,
     measure: Callable[[Mapping[str, Precision]], float] | None,
 ) -> Iterator[Point]:
     """Each ratio solved exactly and by both greedy rules."""
@@ -55,7 +55,7 @@ def curve(
         limit = Limit("size", ratio * whole * (1 + 1e-12))
         for solve in (_exact, greedy_accuracy, greedy_compression):
             try:
-                found = solve(table, limit, pins)
+                found = solve(table, limit, overrides)
             except RecipeError:
                 if solve is _exact:
                     raise
@@ -65,5 +65,5 @@ def curve(
             yield Point(ratio, found.method, found.costs["size"] / whole, estimate, measured, found)
 
 
-def _exact(table: SensitivityTable, limit: Limit, pins: Pins) -> Allocation:
-    return minimise_loss(table, [limit], pins)
+def _exact(table: SensitivityTable, limit: Limit, overrides: Overrides) -> Allocation:
+    return minimise_loss(table, [limit], overrides)

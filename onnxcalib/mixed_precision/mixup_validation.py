@@ -1,4 +1,4 @@
-"""How assembled models fare on samples like unseen ones, made of the calibration samples."""
+"""How assembled models fare on mixup samples, made of the calibration samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scores(
     checkpoint: Checkpoint,
 ) -> list[Score]:
     """The losses of assembled models, one for each set of samples; what was measured before is not measured again."""
-    told, sets = itertools.count(1), like_unseen(first(data, SAMPLES), kind)
+    told, sets = itertools.count(1), mixup_sets(first(data, SAMPLES), kind)
 
     def score(part: int, teacher: Callable[[], Teacher], choices: Choices) -> float:
         key = (part, dict(choices))
@@ -45,7 +45,7 @@ def scores(
     return [partial(score, part, teacher) for part, teacher in enumerate(teachers)]
 
 
-def like_unseen(data: Dataset, kind: LossKind) -> list[Dataset]:
+def mixup_sets(data: Dataset, kind: LossKind) -> list[Dataset]:
     """The samples mixed in pairs, in several ways; as they are if they have no mixture, or if labels are compared."""
     if kind is LossKind.CROSS_ENTROPY or not can_be_mixed(data):
         return [data]

@@ -13,7 +13,7 @@ from onnxcalib.mixed_precision.allocate import Limit, check_request
 from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable
 from onnxcalib.mixed_precision.table_files import with_costs
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.placement import Places
+from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.recipe import FLOAT_BITS, Precision, Recipe, parse_pair
 from onnxcalib.targets import Target
 from onnxcalib.targets.target import BLOCK_OPSET, Blocks, widths
@@ -46,12 +46,12 @@ def edge_precisions(names: Sequence[str], recipe: Recipe, precision: Precision) 
     return dict.fromkeys((names[0], names[-1]), precision.edge(recipe.edge_bits))
 
 
-def uniform_precisions(layers: Sequence[Layer], places: Places, recipe: Recipe) -> dict[str, Precision]:
+def uniform_precisions(layers: Sequence[Layer], points: InsertionPoints, recipe: Recipe) -> dict[str, Precision]:
     """Every layer at the one precision, but for the edges; who reads one tensor gets the most bits of its readers."""
     names = [layer.name for layer in layers]
     chosen = dict.fromkeys(names, recipe.bits[0]) | edge_precisions(names, recipe, recipe.bits[0])
     shared = dict(chosen)
-    for tensor in places.tensors.values():
+    for tensor in points.tensors.values():
         bits = max((chosen[name].activation for name in tensor.layers), default=0)
         shared |= {name: Precision(chosen[name].weight, bits) for name in tensor.layers}
     return shared

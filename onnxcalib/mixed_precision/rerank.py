@@ -18,7 +18,7 @@ from onnxcalib.recipe import Precision
 
 Choices = Mapping[str, Precision]
 Score = Callable[[Choices], float]
-Pins = Mapping[str, Precision]
+Overrides = Mapping[str, Precision]
 
 ROUNDS = 2  # the second looks around the best rival of the first
 ROUND = 6  # rivals of the program in each
@@ -27,7 +27,7 @@ FINALISTS = 3  # of them
 
 @dataclass(frozen=True)
 class Reranking:
-    """What measuring found: the program's optimum, and the losses on samples like unseen ones."""
+    """What measuring found: the program's optimum, and the losses on mixup samples."""
 
     optimum: Allocation
     optimum_measured: float  # the optimum's loss on the calibration samples
@@ -45,7 +45,7 @@ def most_measurements(scores: int) -> int:
 def rerank(
     table: SensitivityTable,
     limits: Sequence[Limit],
-    pins: Pins,
+    overrides: Overrides,
     optimum: Allocation,
     scores: Sequence[Score],
     keeps: Callable[[Choices], bool],
@@ -56,12 +56,12 @@ def rerank(
     """
     scores = [_once(score) for score in scores]
     own, asked = [_Entrant(optimum, {}, scores[0](optimum.choices))], [optimum.choices]
-    known = [_Entrant(each, {}, scores[0](each.choices)) for each in _baselines(table, limits, pins)]
+    known = [_Entrant(each, {}, scores[0](each.choices)) for each in _baselines(table, limits, overrides)]
     asked += [each.allocation.choices for each in known]
     for turn in range(ROUNDS):
         # Around the optimum first, then around the best rival, even if that does not beat the optimum.
         best = min(own[min(turn, len(own) - 1) :], key=lambda each: each.score)
-        for allocation, barred in islice(_around(table, limits, pins, best, asked), ROUND):
+        for allocation, barred in islice(_around(table, limits, overrides, best, asked), ROUND):
             asked.append(allocation.choices)
             own.append(_Entrant(allocation, barred, scores[0](allocation.choices)))
     first = sorted(own[1:], key=lambda each: each.score)[:FINALISTS]
@@ -98,30 +98,30 @@ def _key(choices: Choices) -> tuple[tuple[str, Precision], ...]:
     return tuple(choices.items())
 
 
-def _baselines(table: SensitivityTable, limits: Sequence[Limit], pins: Pins) -> Iterator[Allocation]:
+def _baselines(table: SensitivityTable, limits: Sequence[Limit], overrides: Overrides) -> Iterator[Allocation]:
     """Both greedy assignments, where they reach the one limit that they know."""
     if len(limits) != 1:
         return
     for solve in (greedy_accuracy, greedy_compression):
         try:
-            yield solve(table, limits[0], pins)
+            yield solve(table, limits[0], overrides)
         except RecipeError:
             continue
 
 
 def _around(
-    table: SensitivityTable, limits: Sequence[Limit], pins: Pins, best: _Entrant, asked: Sequence[Choices]
+    table: SensitivityTable, limits: Sequence[Limit], overrides: Overrides, best: _Entrant, asked: Sequence[Choices]
 ) -> Iterator[tuple[Allocation, Mapping[str, frozenset[Precision]]]]:
     """The program without one more choice of the best, in turn, first without those that are to lose most."""
     choices = best.allocation.choices
-    lowered = [row for row in table.layers if row.layer not in pins and choices[row.layer] != table.base]
+    lowered = [row for row in table.layers if row.layer not in overrides and choices[row.layer] != table.base]
     for row in sorted(lowered, key=lambda row: -row.losses[choices[row.layer]]):
         barred = {
             **best.barred,
             row.layer: best.barred.get(row.layer, frozenset()) | {choices[row.layer]},
         }
         try:
-            found = minimise_loss(_without(table, barred), limits, pins)
+            found = minimise_loss(_without(table, barred), limits, overrides)
         except RecipeError:
             continue  # no assignment reaches the limits without that choice
         if all(found.choices != other for other in asked):

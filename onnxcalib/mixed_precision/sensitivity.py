@@ -15,7 +15,7 @@ from onnxcalib.data import Dataset
 from onnxcalib.mixed_precision.costs import Problem, unmeasured
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.outputs import find_heads
+from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_plain, write_qdq
 from onnxcalib.model.shapes import typed
@@ -44,20 +44,20 @@ def measure(
     problem: Problem, data: Dataset, loss: LossKind, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT
 ) -> Measured:
     """Streams over the data: the base model once a batch, then for each choice one layer and what comes after it."""
-    check_loss(loss, find_heads(problem.model.proto), problem.model, data)
+    check_loss(loss, find_output_kinds(problem.model.proto), problem.model, data)
     probes = _Probes(problem, loss)
     batch = fitting_batch(probes.base, data)
     spent, float_time, done, passed = 0.0, 0.0, 0, 0
-    if (kept := checkpoint.found([STATE])[0]) is not None:
-        spent, float_time, done, passed = kept["counts"]
-        probes.restore(kept)
+    if (cached := checkpoint.found([STATE])[0]) is not None:
+        spent, float_time, done, passed = cached["counts"]
+        probes.restore(cached)
     for feed in itertools.islice(data.batches(batch), passed, None):
         samples = samples_in(feed, data)
         labels = data.labels[done : done + samples] if data.labels is not None else None
         start = time.perf_counter()
-        truth = probes.teacher.run(feed)
+        reference = probes.teacher.run(feed)
         middle = time.perf_counter()
-        probes.update(feed, truth, labels, samples)
+        probes.update(feed, reference, labels, samples)
         float_time += middle - start
         spent += time.perf_counter() - middle
         done += samples
@@ -84,20 +84,20 @@ class _Probe:
         self.losses = {choice: loss(1.0) for choice in self.choices}
         self.softened = {choice: loss(TEMPERATURE) for choice in self.choices}
 
-    def update(self, tensors: Tensors, outputs: Tensors, truth: Tensors, labels: Array | None) -> None:
+    def update(self, tensors: Tensors, outputs: Tensors, reference: Tensors, labels: Array | None) -> None:
         for choice, session in self.sessions.items():
             made = session.run({self.layer.input: tensors[self.layer.input]})
             if self.rest is not None:
                 made |= self.rest.run({**made, **{name: tensors[name] for name in self.fed}})
             # Outputs that do not depend on the layer are those of the base model.
             for losses in (self.losses, self.softened):
-                losses[choice].update(truth, outputs | made, labels)
+                losses[choice].update(reference, outputs | made, labels)
 
 
 class _Probes:
     def __init__(self, problem: Problem, loss: LossKind) -> None:
         self.problem, self.loss = problem, loss
-        self.heads = find_heads(problem.model.proto)
+        self.kinds = find_output_kinds(problem.model.proto)
         plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
         proto = typed(write_plain(problem.model, problem.layers, plan, problem.target))
         self.probes = [_Probe(problem, layer, proto, self._new_loss) for layer in problem.layers]
@@ -111,16 +111,16 @@ class _Probes:
         self.elements: dict[str, float] = {}
 
     def _new_loss(self, temperature: float) -> ModelLoss:
-        return ModelLoss(self.heads, self.loss, temperature)
+        return ModelLoss(self.kinds, self.loss, temperature)
 
-    def update(self, feed: Tensors, truth: Tensors, labels: Array | None, samples: int) -> None:
+    def update(self, feed: Tensors, reference: Tensors, labels: Array | None, samples: int) -> None:
         outputs = self.base.run(feed)
         tensors = {**feed, **outputs}
-        self.base_loss.update(truth, outputs, labels)
-        self.base_softened.update(truth, outputs, labels)
+        self.base_loss.update(reference, outputs, labels)
+        self.base_softened.update(reference, outputs, labels)
         self.elements |= {probe.layer.input: tensors[probe.layer.input].size / samples for probe in self.probes}
         for probe in self.probes:
-            probe.update(tensors, outputs, truth, labels)
+            probe.update(tensors, outputs, reference, labels)
 
     def state(self) -> dict[str, Any]:
         """All that was measured so far."""
@@ -163,8 +163,8 @@ def _layer_at(problem: Problem, alone: Model, layer: Layer, choice: Precision) -
     # A quantizer after the layer belongs to what comes after it, unless it makes a model output.
     whole = {value.name for value in problem.model.proto.graph.output}
     own = {layer.input, layer.output, layer.summed} - {layer.activated} | ({layer.activated} & whole)
-    carried = {name: grid for name, grid in candidates.carried.items() if name in own}
-    grid = candidates.inputs[layer.input].get(choice.activation)
-    inputs = {layer.input: grid} if grid is not None else {}
-    plan = QuantPlan(candidates.target, candidates.ranges, {layer.name: choice}, params, carried, inputs)
+    shared = {name: qparams for name, qparams in candidates.shared.items() if name in own}
+    qparams = candidates.inputs[layer.input].get(choice.activation)
+    inputs = {layer.input: qparams} if qparams is not None else {}
+    plan = QuantPlan(candidates.target, candidates.ranges, {layer.name: choice}, params, shared, inputs)
     return write_qdq(alone, [layer], plan, problem.target.simulated)

@@ -192,7 +192,7 @@ def _limit_row(space: SearchSpace, constraint: Constraint) -> Row:
     with np.errstate(over="ignore"):  # what does not fit alone is shown as two, however large it is
         shares = np.minimum(above[used] / room, 2.0)
     # Generous, as rounding must not rule anything out: what passes the limit by a hair is found and cut off.
-    return Row(used.tolist(), shares.tolist(), -math.inf, 1 + 10 * TOLERANCE)
+    return Row(used.tolist(), shares.tolist(), -math.inf, 1 + TOLERANCE)
 
 
 def _cover_cut(space: SearchSpace, metric: AdditiveMetric, choices: Choices) -> Row:

@@ -29,7 +29,7 @@ METADATA = "onnxcalib.channel_exponents"
 
 
 @dataclass(frozen=True)
-class Uneven:
+class EqualizationPair:
     """A layer whose channels only depthwise layers read."""
 
     maker: Layer
@@ -37,7 +37,7 @@ class Uneven:
     limit: float  # where its activation cuts; a channel must not be brought above it
 
 
-def find_uneven(model: Model, layers: Sequence[Layer], target: Target) -> list[Uneven]:
+def find_equalization_pairs(model: Model, layers: Sequence[Layer], target: Target) -> list[EqualizationPair]:
     """The layers that can be equalized, given those that are quantized."""
     if target.float_activations or not target.has_channels("Conv"):
         return []
@@ -57,7 +57,7 @@ def find_uneven(model: Model, layers: Sequence[Layer], target: Target) -> list[U
             and all(reader.is_depthwise and reader.input == layer.activated for reader in readers)
             and all(len(index.readers[name]) == 1 for name in own)
         ):
-            found.append(Uneven(layer, tuple(readers), limit))
+            found.append(EqualizationPair(layer, tuple(readers), limit))
     return found
 
 

@@ -13,7 +13,7 @@ from onnxcalib.model.layers import Layer
 from onnxcalib.model.loss_writer import LossWriter, Quantizer, scale_of
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.subgraph import layer_model
-from onnxcalib.numerics.quant_params import along
+from onnxcalib.numerics.quant_params import broadcast
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -59,12 +59,12 @@ def starts(loss: LayerLoss) -> dict[str, FloatArray]:
 def ranges(quantizer: Quantizer, range_name: str, low_name: str) -> dict[str, FloatArray]:
     """The trained parameters of a quantizer, by the names that its loss has for them."""
     values = {range_name: quantizer.range}
-    return values if quantizer.kind.symmetric else {**values, low_name: quantizer.low}
+    return values if quantizer.scheme.symmetric else {**values, low_name: quantizer.low}
 
 
 def _rounding_start(loss: LayerLoss) -> FloatArray:
     """Where the stretched sigmoid gives the weights' own fractions."""
-    steps = loss.weight / along(scale_of(loss.weights), loss.weights.axis, loss.weight.ndim)
+    steps = loss.weight / broadcast(scale_of(loss.weights), loss.weights.axis, loss.weight.ndim)
     share = (np.clip(steps - np.floor(steps), 0.01, 0.99) - STRETCH[0]) / (STRETCH[1] - STRETCH[0])
     return np.asarray(-np.log(1 / share - 1), np.float32)
 
@@ -103,22 +103,24 @@ def layer_loss(
 def _rounded(writer: LossWriter, loss: LayerLoss, rounding: str) -> str:
     """The weight between the grid's points below and above, as far up as the stretched sigmoid says."""
     quantizer = loss.weights
-    scale = along(scale_of(quantizer), quantizer.axis, loss.weight.ndim)
-    low, high = code_bounds(quantizer, loss.weight.ndim)
+    scale = broadcast(scale_of(quantizer), quantizer.axis, loss.weight.ndim)
+    low, high = step_bounds(quantizer, loss.weight.ndim)
     floor = writer.number("floor", np.floor(loss.weight / scale))
-    codes = writer.node("Add", [floor, _share(writer, rounding)])
-    codes = writer.node("Min", [writer.node("Max", [codes, writer.number("low", low)]), writer.number("high", high)])
-    return writer.node("Mul", [codes, writer.number("scale", scale)])
+    quantized = writer.node("Add", [floor, _share(writer, rounding)])
+    quantized = writer.node(
+        "Min", [writer.node("Max", [quantized, writer.number("low", low)]), writer.number("high", high)]
+    )
+    return writer.node("Mul", [quantized, writer.number("scale", scale)])
 
 
-def code_bounds(quantizer: Quantizer, ndim: int) -> tuple[FloatArray, FloatArray]:
+def step_bounds(quantizer: Quantizer, ndim: int) -> tuple[FloatArray, FloatArray]:
     """The lowest and the highest step from zero of a fixed grid."""
-    first, last = quantizer.kind.codes
-    if quantizer.kind.symmetric:
-        zero = np.full(quantizer.range.shape, quantizer.kind.zero, np.float32)
+    first, last = quantizer.scheme.limits
+    if quantizer.scheme.symmetric:
+        zero = np.full(quantizer.range.shape, quantizer.scheme.zero, np.float32)
     else:
         zero = np.clip(np.rint(first - quantizer.low / scale_of(quantizer)), first, last)
-    zero = along(np.asarray(zero, np.float32), quantizer.axis, ndim)
+    zero = broadcast(np.asarray(zero, np.float32), quantizer.axis, ndim)
     return np.asarray(first - zero, np.float32), np.asarray(last - zero, np.float32)
 
 

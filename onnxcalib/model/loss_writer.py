@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from onnxcalib.model.builder import ProtoBuilder
 from onnxcalib.model.io import opset_of
-from onnxcalib.numerics.quant_params import TINY, GridKind
+from onnxcalib.numerics.quant_params import TINY, QuantScheme
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -26,7 +26,7 @@ LOSS = "loss"
 class Quantizer:
     """A grid whose range is trained, or stays as it is."""
 
-    kind: GridKind
+    scheme: QuantScheme
     axis: int | None
     low: FloatArray
     range: FloatArray  # high - low; for a symmetric grid the largest magnitude
@@ -35,12 +35,12 @@ class Quantizer:
 
 def scale_of(quantizer: Quantizer) -> FloatArray:
     """The step of a quantizer's grid at the start."""
-    return np.asarray(np.maximum(quantizer.range, TINY) / _steps(quantizer.kind), np.float32)
+    return np.asarray(np.maximum(quantizer.range, TINY) / _steps(quantizer.scheme), np.float32)
 
 
-def _steps(kind: GridKind) -> int:
-    first, last = kind.codes
-    return last - kind.zero if kind.symmetric else last - first
+def _steps(scheme: QuantScheme) -> int:
+    first, last = scheme.limits
+    return last - scheme.zero if scheme.symmetric else last - first
 
 
 class LossWriter(ProtoBuilder):
@@ -78,24 +78,24 @@ class LossWriter(ProtoBuilder):
 
     def quantized(self, tensor: str, quantizer: Quantizer, range_: str | None, low: str | None) -> str:
         """The tensor on the quantizer's grid, with its range from parameters if they are given."""
-        kind = quantizer.kind
-        first, last = kind.codes
+        scheme = quantizer.scheme
+        first, last = scheme.limits
         wide = range_ or self.number("range", quantizer.range)
         tiny = self.number("tiny", np.float32(TINY))
         positive = self.node("Clip", [wide, tiny])
-        scale = self.node("Div", [positive, self.number("steps", np.float32(_steps(kind)))])
-        if kind.symmetric:
-            zero = self.number("zero", np.full(quantizer.range.shape, kind.zero, np.float32))
+        scale = self.node("Div", [positive, self.number("steps", np.float32(_steps(scheme)))])
+        if scheme.symmetric:
+            zero = self.number("zero", np.full(quantizer.range.shape, scheme.zero, np.float32))
         else:
             below = self.node("Div", [low or self.number("lowest", quantizer.low), scale])
             place = self.node("Round", [self.node("Sub", [self.number("first", np.float32(first)), below])])
             zero = self.clip(place, first, last)
         return self.fake_quantize(tensor, scale, zero, (first, last), quantizer.axis)
 
-    def fake_quantize(self, tensor: str, scale: str, zero: str, codes: tuple[int, int], axis: int | None) -> str:
+    def fake_quantize(self, tensor: str, scale: str, zero: str, limits: tuple[int, int], axis: int | None) -> str:
         """The tensor on a grid, differentiable straight through the rounding."""
         extra: dict[str, Any] = {} if axis is None else {"axis": axis}
-        return self.node(FAKE_QUANTIZE, [tensor, scale, zero], domain=DOMAIN, low=codes[0], high=codes[1], **extra)
+        return self.node(FAKE_QUANTIZE, [tensor, scale, zero], domain=DOMAIN, low=limits[0], high=limits[1], **extra)
 
     def clip(self, tensor: str, low: float, high: float) -> str:
         """The tensor within bounds."""

@@ -14,8 +14,8 @@ from onnx import numpy_helper
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.loss_writer import LossWriter
-from onnxcalib.numerics.losses import TEMPERATURE, Head
-from onnxcalib.numerics.quant_params import along
+from onnxcalib.numerics.losses import TEMPERATURE, OutputKind
+from onnxcalib.numerics.quant_params import broadcast
 from onnxcalib.plan import QuantPlan
 
 FloatArray = npt.NDArray[np.float32]
@@ -52,7 +52,7 @@ def input_scale_name(tensor: str) -> str:
     return f"{tensor}:input_scale"
 
 
-def truth_name(output: str) -> str:
+def reference_name(output: str) -> str:
     """The input that takes the float model's output; as softened probabilities where it is a distribution."""
     return f"{output}:truth"
 
@@ -62,8 +62,8 @@ def distillation_loss(
     layers: Sequence[Layer],
     plan: QuantPlan,
     parameters: Mapping[str, Parameter],
-    heads: Mapping[str, Head],
-    truth: Mapping[str, npt.NDArray[np.float32]],
+    kinds: Mapping[str, OutputKind],
+    reference: Mapping[str, npt.NDArray[np.float32]],
     hints: Sequence[str] = (),
 ) -> onnx.ModelProto:
     """Requires the plan's written model with one byte a code; truth gives ranks and energies of outputs and hints.
@@ -77,19 +77,22 @@ def distillation_loss(
     def wanted(name: str) -> str:
         # Sizes may differ from feed to feed, as lengths of sequences do.
         return writer.input(
-            truth_name(name), [f"{name}:{axis}" for axis in range(1, truth[name].ndim)] if truth[name].ndim else None
+            reference_name(name),
+            [f"{name}:{axis}" for axis in range(1, reference[name].ndim)] if reference[name].ndim else None,
         )
 
     def squared_error(name: str) -> str:
-        return writer.squared_error(name, wanted(name), float(np.mean(np.square(truth[name], dtype=np.float64))))
+        return writer.squared_error(name, wanted(name), float(np.mean(np.square(reference[name], dtype=np.float64))))
 
     def total(parts: Sequence[str]) -> str:
         return parts[0] if len(parts) == 1 else writer.node("Add", [parts[0], total(parts[1:])])
 
     loss = total(
         [
-            squared_error(name) if head is Head.VALUES else _cross_entropy(writer, name, wanted(name), head)
-            for name, head in heads.items()
+            squared_error(name)
+            if output_kind is OutputKind.VALUES
+            else _cross_entropy(writer, name, wanted(name), output_kind)
+            for name, output_kind in kinds.items()
         ]
     )
     if hints:
@@ -98,9 +101,9 @@ def distillation_loss(
     return writer.finish(loss)
 
 
-def _cross_entropy(writer: LossWriter, name: str, wanted: str, head: Head) -> str:
+def _cross_entropy(writer: LossWriter, name: str, wanted: str, output_kind: OutputKind) -> str:
     """The softened divergence but for the float model's own entropy, which nothing changes."""
-    logits = name if head is Head.LOGITS else writer.node("Log", [writer.clip(name, SMALLEST, 1.0)])
+    logits = name if output_kind is OutputKind.LOGITS else writer.node("Log", [writer.clip(name, SMALLEST, 1.0)])
     softened = writer.node("Div", [logits, writer.number("temperature", np.float32(TEMPERATURE))])
     logarithms = writer.node("LogSoftmax", [softened], axis=-1)
     axes = writer.constant("axes", np.array([-1], np.int64))
@@ -162,23 +165,25 @@ class _FloatForm:
         assert scale is not None
         assert zero is not None
         axis = attributes(node).get("axis", 1) if scale.ndim else None
-        codes = self.index.constant(node.input[0])
-        if codes is None:
+        quantized = self.index.constant(node.input[0])
+        if quantized is None:
             self._quantize_activation(node, scale, zero, axis)
             return
         layer = self.weights.get(node.output[0])
         if layer is not None and weight_name(layer) in self.values:
             self._quantize_weight(node, layer)
             return
-        values = (codes.astype(np.int32) - along(zero, axis, codes.ndim)) * along(scale, axis, codes.ndim)
+        values = (quantized.astype(np.int32) - broadcast(zero, axis, quantized.ndim)) * broadcast(
+            scale, axis, quantized.ndim
+        )
         tensor = numpy_helper.from_array(values.astype(np.float32), node.output[0])
         self.writer.constants.append(tensor)
 
     def _quantize_weight(self, node: onnx.NodeProto, layer: Layer) -> None:
-        grid, writer = self.plan.layers[layer.name].grid, self.writer
-        scale = self.values.get(weight_scale_name(layer)) or writer.number("scale", grid.scale)
-        zero = writer.number("zero", grid.zero_point.astype(np.float32))
-        writer.fake_quantize(self.values[weight_name(layer)], scale, zero, (grid.low, grid.high), grid.axis)
+        qparams, writer = self.plan.layers[layer.name].qparams, self.writer
+        scale = self.values.get(weight_scale_name(layer)) or writer.number("scale", qparams.scale)
+        zero = writer.number("zero", qparams.zero_point.astype(np.float32))
+        writer.fake_quantize(self.values[weight_name(layer)], scale, zero, (qparams.low, qparams.high), qparams.axis)
         writer.nodes[-1].output[0] = node.output[0]
 
     def _quantize_activation(
@@ -190,6 +195,6 @@ class _FloatForm:
             low, high = (int(self.index.constant(name)) for name in maker.input[1:3])  # type: ignore[arg-type]
             maker = self.index.producers[maker.input[0]]
         trained = self.values.get(input_scale_name(self.inputs.get(node.output[0], "")))
-        grid = (trained or self.writer.number("scale", scale), self.writer.number("zero", zero.astype(np.float32)))
-        self.writer.fake_quantize(maker.input[0], *grid, (low, high), axis)
+        qparams = (trained or self.writer.number("scale", scale), self.writer.number("zero", zero.astype(np.float32)))
+        self.writer.fake_quantize(maker.input[0], *qparams, (low, high), axis)
         self.writer.nodes[-1].output[0] = node.output[0]

@@ -5,26 +5,26 @@ from __future__ import annotations
 import onnx
 
 from onnxcalib.model.graph import GraphIndex
-from onnxcalib.numerics.losses import Head
+from onnxcalib.numerics.losses import OutputKind
 
 _LAYOUT_OPS = {"Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear", "Cast"}
 _LAYERS = {"Conv", "Gemm", "MatMul", "QLinearConv"}
-_DISTRIBUTIONS = {"Softmax": Head.PROBABILITIES, "LogSoftmax": Head.LOGITS}
+_DISTRIBUTIONS = {"Softmax": OutputKind.PROBABILITIES, "LogSoftmax": OutputKind.LOGITS}
 
 
-def find_heads(model: onnx.ModelProto) -> dict[str, Head]:
+def find_output_kinds(model: onnx.ModelProto) -> dict[str, OutputKind]:
     """The head of every float output: a layer's own output with two axes is read as logits."""
     index = GraphIndex(model.graph)
-    heads = {}
+    kinds = {}
     for value in model.graph.output:
         if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
             dims = value.type.tensor_type.shape.dim
             # Of one class there is no distribution.
-            heads[value.name] = _head(index, value.name, len(dims) == 2 and dims[1].dim_value != 1)
-    return heads
+            kinds[value.name] = _output_kind(index, value.name, len(dims) == 2 and dims[1].dim_value != 1)
+    return kinds
 
 
-def _head(index: GraphIndex, name: str, classes: bool) -> Head:
+def _output_kind(index: GraphIndex, name: str, classes: bool) -> OutputKind:
     node = index.producers.get(name)
     while node is not None and node.op_type in _LAYOUT_OPS:
         node = index.producers.get(node.input[0])
@@ -32,4 +32,4 @@ def _head(index: GraphIndex, name: str, classes: bool) -> Head:
         return _DISTRIBUTIONS[node.op_type]
     if node is not None and node.op_type == "Add" and any(operand in index.initializers for operand in node.input):
         node = next((made for operand in node.input if (made := index.producers.get(operand)) is not None), None)
-    return Head.LOGITS if classes and node is not None and node.op_type in _LAYERS else Head.VALUES
+    return OutputKind.LOGITS if classes and node is not None and node.op_type in _LAYERS else OutputKind.VALUES

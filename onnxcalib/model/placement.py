@@ -16,7 +16,7 @@ from onnxcalib.targets.target import Placement, Target
 # Ops with an integer kernel once every input and the output are quantized.
 INTEGER_OPS = {"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu"}
 # Ops that only move values: the output keeps the grid of the input, and the QDQ pair around them vanishes.
-SAME_GRID_OPS = {
+SAME_QPARAMS_OPS = {
     "MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "DepthToSpace", "Split",
 }  # fmt: skip
 # Activations that a quantizer after them makes redundant.
@@ -32,14 +32,14 @@ class QuantizedTensor:
 
     name: str
     layers: tuple[str, ...]  # the layers that read it: they share its activation bits
-    carried: bool  # non-layer readers take the quantized value too, at eight bits
-    same_grid_as: str | None = None  # the tensor whose grid it keeps
+    shared: bool  # non-layer readers take the quantized value too, at eight bits
+    same_qparams_as: str | None = None  # the tensor whose grid it keeps
     is_output: bool = False  # a model output: nobody knows what clipping its outliers would cost
     bounds: Bounds = UNBOUNDED  # of the Relu or Clip that makes it: no code may lie beyond
 
 
 @dataclass(frozen=True)
-class Places:
+class InsertionPoints:
     """The quantized tensors in graph order."""
 
     tensors: Mapping[str, QuantizedTensor]
@@ -49,46 +49,46 @@ class Places:
         return self.tensors[layer.input]
 
 
-def place(model: Model, layers: Sequence[Layer], target: Target) -> Places:
+def find_insertion_points(model: Model, layers: Sequence[Layer], target: Target) -> InsertionPoints:
     """Requires a prepared model and its chosen layers; ensures that every layer's input is quantized, or nothing is."""
     if target.float_activations:
-        return Places({})
+        return InsertionPoints({})
     index = GraphIndex(model.proto.graph)
     readers: dict[str, list[str]] = {}
     for layer in layers:
         readers.setdefault(layer.input, []).append(layer.name)
-    carried: dict[str, str | None] = {}
+    shared: dict[str, str | None] = {}
     wanted: set[str] = set()
     if target.placement in RESULT_OPS:
-        carried, wanted = _integer_islands(index, layers, RESULT_OPS[target.placement])
+        shared, wanted = _integer_islands(index, layers, RESULT_OPS[target.placement])
     elif target.placement is Placement.RESIDUALS:
         wanted = _shortcuts(index, layers)
     order = [*(value.name for value in model.proto.graph.input), *index.producers]
-    chosen = [name for name in order if name in readers or name in carried or name in wanted]
-    return Places(
+    chosen = [name for name in order if name in readers or name in shared or name in wanted]
+    return InsertionPoints(
         {
             name: QuantizedTensor(
                 name,
                 tuple(readers.get(name, ())),
-                _is_carried(index, name, carried, wanted, layers),
-                carried.get(name),
+                _is_shared(index, name, shared, wanted, layers),
+                shared.get(name),
                 name in index.outputs,
-                activation_bounds(index.producers.get(carried.get(name) or name), index.constant) or UNBOUNDED,
+                activation_bounds(index.producers.get(shared.get(name) or name), index.constant) or UNBOUNDED,
             )
             for name in chosen
         }
     )
 
 
-def _is_carried(
-    index: GraphIndex, name: str, carried: Mapping[str, str | None], wanted: set[str], layers: Sequence[Layer]
+def _is_shared(
+    index: GraphIndex, name: str, shared: Mapping[str, str | None], wanted: set[str], layers: Sequence[Layer]
 ) -> bool:
     """A tensor that only layers read needs no second, wider grid for others."""
-    if name not in carried and name not in wanted:
+    if name not in shared and name not in wanted:
         return False
     names = {layer.name for layer in layers}
     others = [node for node in index.readers.get(name, []) if node.name not in names]
-    return bool(others) or name in index.outputs or carried.get(name) is not None
+    return bool(others) or name in index.outputs or shared.get(name) is not None
 
 
 def _integer_islands(
@@ -107,7 +107,7 @@ def _integer_islands(
         elif node.op_type in INTEGER_OPS and _joins(index, node, made, useful):
             made[_after_absorbed(index, node)] = None
             wanted.update(name for name in node.input if name and name not in made)
-        elif node.op_type in SAME_GRID_OPS and node.input[0] in made:
+        elif node.op_type in SAME_QPARAMS_OPS and node.input[0] in made:
             source = made[node.input[0]] or node.input[0]
             made |= {name: source for name in node.output if name in useful}
     return made, wanted
@@ -115,8 +115,8 @@ def _integer_islands(
 
 def _shortcuts(index: GraphIndex, layers: Sequence[Layer]) -> set[str]:
     """What Adds read beside the last layer before them, which takes the Add in."""
-    place = {layer.name: number for number, layer in enumerate(layers)}
-    made = {layer.output: place[layer.name] for layer in layers}
+    find_insertion_points = {layer.name: number for number, layer in enumerate(layers)}
+    made = {layer.output: find_insertion_points[layer.name] for layer in layers}
     shortcuts: set[str] = set()
     for node in index.graph.node:
         if node.op_type != "Add" or any(name in index.initializers for name in node.input):

@@ -14,15 +14,15 @@ from onnxcalib.model.graph import GraphIndex, activation_bounds, edit
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantizers import QONNX_DOMAIN, quantizers_of
-from onnxcalib.model.storage import Codes, store_int4
-from onnxcalib.numerics.quant_params import Grid, turned
+from onnxcalib.model.storage import QuantizedArray, store_int4
+from onnxcalib.numerics.quant_params import QuantParams, transposed
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.targets import Bias, Format, Narrow, Placement, Target
 
 
 def write_qdq(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Target) -> onnx.ModelProto:
     """Requires a plan made for this model; ensures the same inputs, outputs and metadata."""
-    int4: dict[str, Codes] = {}
+    int4: dict[str, QuantizedArray] = {}
 
     def change(graph: gs.Graph) -> None:
         writer = _Writer(graph, GraphIndex(model.proto.graph), plan, target)
@@ -54,24 +54,24 @@ class _Writer:
         readers: dict[str, list[gs.Node]] = {}
         for layer in layers:
             readers.setdefault(layer.input, []).append(self.nodes[layer.name])
-        for name in {**self.plan.carried, **self.plan.inputs}:
+        for name in {**self.plan.shared, **self.plan.inputs}:
             self._quantize_activation(name, readers.get(name, []))
         for layer in layers:
             self._quantize_layer(layer)
 
     def _quantize_activation(self, name: str, layers: Sequence[gs.Node]) -> None:
         source = self.tensors[name]
-        if name in self.plan.carried:
-            source = self._carry(source, self.plan.carried[name])
+        if name in self.plan.shared:
+            source = self._share(source, self.plan.shared[name])
         if name in self.plan.inputs:
-            grid = self.plan.inputs[name]
-            if self._repeats_activation(source, grid, layers):
+            qparams = self.plan.inputs[name]
+            if self._repeats_activation(source, qparams, layers):
                 source = source.inputs[0].inputs[0]
-            narrow = self.quantizers.activation(source, grid, f"{name}_input")
+            narrow = self.quantizers.activation(source, qparams, f"{name}_input")
             for node in layers:
                 node.inputs[0] = narrow
 
-    def _carry(self, tensor: gs.Variable, grid: Grid) -> gs.Variable:
+    def _share(self, tensor: gs.Variable, qparams: QuantParams) -> gs.Variable:
         """Every reader gets the quantized value; a graph output keeps its name."""
         readers = list(tensor.outputs)
         outputs = [place for place, value in enumerate(self.graph.outputs) if value is tensor]
@@ -79,27 +79,27 @@ class _Writer:
             inner = gs.Variable(self.build.fresh(f"{tensor.name}_float"), tensor.dtype, tensor.shape)
             producer = tensor.inputs[0]
             producer.outputs[[value is tensor for value in producer.outputs].index(True)] = inner
-            result = self.quantizers.activation(inner, grid, tensor.name, into=tensor)
+            result = self.quantizers.activation(inner, qparams, tensor.name, into=tensor)
         else:
-            result = self.quantizers.activation(tensor, grid, tensor.name)
+            result = self.quantizers.activation(tensor, qparams, tensor.name)
         for node in readers:
             for place, value in enumerate(node.inputs):
                 if value is tensor:
                     node.inputs[place] = result
         return result
 
-    def _repeats_activation(self, tensor: gs.Variable, grid: Grid, layers: Sequence[gs.Node]) -> bool:
+    def _repeats_activation(self, tensor: gs.Variable, qparams: QuantParams, layers: Sequence[gs.Node]) -> bool:
         """Whether a narrow grid does all that a Relu or Clip does: runtimes absorb these only into full grids."""
         bounds = activation_bounds(self.index.producers.get(tensor.name), self.index.constant)
         written = (self.target.placement, self.target.format, self.target.narrow)
-        if grid.fills_container or written != (Placement.FUSED, Format.QDQ, Narrow.CLIP_CODES) or bounds is None:
+        if qparams.fills_container or written != (Placement.FUSED, Format.QDQ, Narrow.CLIP_CODES) or bounds is None:
             return False
         if tensor in self.graph.outputs:
             return False
         if not all(any(reader is layer for layer in layers) for reader in tensor.outputs):
             return False
-        low, high = (float(value) for value in grid.range)
-        return bounds[0] <= low and high <= bounds[1] + 0.5 * float(grid.scale)
+        low, high = (float(value) for value in qparams.range)
+        return bounds[0] <= low and high <= bounds[1] + 0.5 * float(qparams.scale)
 
     def _quantize_layer(self, layer: Layer) -> None:
         node, params = self.nodes[layer.name], self.plan.layers[layer.name]
@@ -118,7 +118,7 @@ class _Writer:
             node.inputs[2] = self._bias(layer, params, params.bias)
 
     def _as_packed_product(self, layer: Layer, node: gs.Node) -> None:
-        """The form that onnxruntime computes with packed codes: the weight not transposed, and no Relu after it."""
+        """The form that onnxruntime computes with packed weights: the weight not transposed, and no Relu after it."""
         node.attrs.pop("transB", None)
         if layer.activation == "Relu" and layer.bias_node is None:
             relu = self.tensors[layer.output].outputs[0]
@@ -131,7 +131,7 @@ class _Writer:
             return self.build.constant(name, bias)
         read = self.plan.layer_input(layer.input)
         if self.target.integer_bias and read is not None:
-            return self.quantizers.int32_bias(bias, bias_scale(params.grid, read), name)
+            return self.quantizers.int32_bias(bias, bias_scale(params.qparams, read), name)
         if self.target.bias is Bias.INT8:
             return self.quantizers.int8_bias(bias, name)
         return self.build.constant(name, bias)
@@ -139,15 +139,17 @@ class _Writer:
     def _weight(self, layer: Layer, params: LayerParams) -> gs.Variable:
         name = f"{layer.name}_weight"
         if self.target.float_activations and layer.transposed:
-            return self.quantizers.weight(params.codes.T, turned(params.grid), name)
+            return self.quantizers.weight(params.quantized.T, transposed(params.qparams), name)
         if not (self.target.float_compute and layer.op == "Conv"):
-            return self.quantizers.weight(params.codes, params.grid, name)
+            return self.quantizers.weight(params.quantized, params.qparams, name)
         # A Reshape between the weight and its Conv is what no runtime looks through for a pattern to fuse.
-        rows = self.quantizers.weight(params.codes.reshape(len(params.codes), -1), params.grid, f"{name}_rows")
-        shape = self.build.constant(f"{name}_shape", np.array(params.codes.shape, np.int64))
+        rows = self.quantizers.weight(
+            params.quantized.reshape(len(params.quantized), -1), params.qparams, f"{name}_rows"
+        )
+        shape = self.build.constant(f"{name}_shape", np.array(params.quantized.shape, np.int64))
         return self.build.node("Reshape", [rows, shape], name)
 
 
-def bias_scale(weight: Grid, activation: Grid) -> npt.NDArray[np.float32]:
+def bias_scale(weight: QuantParams, activation: QuantParams) -> npt.NDArray[np.float32]:
     """The grid of an int32 bias: products of weight and activation steps."""
     return (weight.scale * activation.scale).astype(np.float32)

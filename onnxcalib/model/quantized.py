@@ -16,10 +16,10 @@ from onnxcalib.model.constants import LAYOUT_OPS, fold_constants
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.io import copied
 from onnxcalib.model.layers import LAYER_OPS, FloatNode, other_float_nodes, why_float
-from onnxcalib.model.placement import ABSORBED_OPS, SAME_GRID_OPS
+from onnxcalib.model.placement import ABSORBED_OPS, SAME_QPARAMS_OPS
 from onnxcalib.model.prepare import name_nodes
 from onnxcalib.model.storage import UNPACKING_OPS
-from onnxcalib.numerics.quant_params import Grid
+from onnxcalib.numerics.quant_params import QuantParams
 
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 LEFT_OUT = "it could be quantized, but was left out: by --exclude or --include, or by the tool that wrote the file"
@@ -27,15 +27,15 @@ LEFT_OUT = "it could be quantized, but was left out: by --exclude or --include, 
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A layer whose weight is stored as codes."""
+    """A layer whose weight is stored as quantized values."""
 
     name: str
     op: str
-    codes: npt.NDArray[Any]
-    weight: Grid
-    input: Grid | None  # None: only the weight is quantized
+    quantized: npt.NDArray[Any]
+    weight: QuantParams
+    input: QuantParams | None  # None: only the weight is quantized
     bias: str | None  # the element type of the bias
-    stored: int  # bytes that the codes take in the file
+    stored: int  # bytes that the quantized values take in the file
     depthwise: bool
 
     @property
@@ -77,18 +77,18 @@ def read_quantized(model: onnx.ModelProto) -> QuantizedFile:
 
 
 def _layer(index: GraphIndex, node: onnx.NodeProto, weight: onnx.NodeProto, stored: int) -> QuantizedLayer:
-    codes = index.constant(weight.input[0])
-    assert codes is not None
-    codes = codes.astype(np.int32)
-    shape = _weight_shape(index, node, codes)
+    quantized = index.constant(weight.input[0])
+    assert quantized is not None
+    quantized = quantized.astype(np.int32)
+    shape = _weight_shape(index, node, quantized)
     bias = index.producers.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
     plain = len(node.input) > 2 and node.input[2] in index.initializers
     return QuantizedLayer(
         name=node.name,
         op=node.op_type,
-        codes=codes,
-        weight=_weight_grid(index, weight, codes),
-        input=_input_grid(index, node.input[0]),
+        quantized=quantized,
+        weight=_weight_qparams(index, weight, quantized),
+        input=_input_qparams(index, node.input[0]),
         bias="float" if plain else "int32" if bias is not None else None,
         stored=stored,
         depthwise=node.op_type == "Conv" and attributes(node).get("group", 1) > 1 and shape[1] == 1,
@@ -105,23 +105,23 @@ def _weight_dequantizer(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodePro
     return maker
 
 
-def _weight_shape(index: GraphIndex, node: onnx.NodeProto, codes: npt.NDArray[Any]) -> tuple[int, ...]:
+def _weight_shape(index: GraphIndex, node: onnx.NodeProto, quantized: npt.NDArray[Any]) -> tuple[int, ...]:
     maker = index.producers[node.input[1]]
     if maker.op_type == "Reshape":
         target = index.constant(maker.input[1])
-        return codes.shape if target is None else tuple(int(size) for size in target)
-    return codes.shape
+        return quantized.shape if target is None else tuple(int(size) for size in target)
+    return quantized.shape
 
 
-def _weight_grid(index: GraphIndex, node: onnx.NodeProto, codes: npt.NDArray[Any]) -> Grid:
+def _weight_qparams(index: GraphIndex, node: onnx.NodeProto, quantized: npt.NDArray[Any]) -> QuantParams:
     scale, zero, signed = _scale_and_zero(index, node)
-    bits = _bits_for(codes, signed)
+    bits = _bits_for(quantized, signed)
     low = -(2 ** (bits - 1)) if signed else 0
     axis = attributes(node).get("axis", 1) if scale.ndim else None
-    return Grid(scale, zero, bits, signed, low, low + 2**bits - 1, axis)
+    return QuantParams(scale, zero, bits, signed, low, low + 2**bits - 1, axis)
 
 
-def _input_grid(index: GraphIndex, tensor: str) -> Grid | None:
+def _input_qparams(index: GraphIndex, tensor: str) -> QuantParams | None:
     """The narrowest of the quantizers in a row that a layer reads through."""
     node = index.producers.get(tensor)
     if node is None or node.op_type != "DequantizeLinear":
@@ -135,15 +135,15 @@ def _input_grid(index: GraphIndex, tensor: str) -> Grid | None:
         bounds = [index.constant(name) for name in clip.input[1:3]]
         low = low if bounds[0] is None else int(bounds[0])
         high = high if bounds[1] is None else int(bounds[1])
-    return Grid(scale, zero, math.ceil(math.log2(high - low + 1)), signed, low, high)
+    return QuantParams(scale, zero, math.ceil(math.log2(high - low + 1)), signed, low, high)
 
 
 def _scale_and_zero(index: GraphIndex, node: onnx.NodeProto) -> tuple[npt.NDArray[Any], npt.NDArray[Any], bool]:
     scale = np.asarray(index.constant(node.input[1]), np.float32)
     zero = index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
     if zero is None:
-        codes = index.initializers.get(node.input[0])
-        signed = codes is not None and "UINT" not in onnx.TensorProto.DataType.Name(codes.data_type)
+        quantized = index.initializers.get(node.input[0])
+        signed = quantized is not None and "UINT" not in onnx.TensorProto.DataType.Name(quantized.data_type)
         return scale, np.zeros(scale.shape, np.int32), signed
     return scale, zero.astype(np.int32), "uint" not in str(zero.dtype)
 
@@ -154,15 +154,15 @@ def _width(index: GraphIndex, node: onnx.NodeProto) -> int:
     return int("".join(letter for letter in name if letter.isdigit()) or 8)
 
 
-def _bits_for(codes: npt.NDArray[Any], signed: bool) -> int:
-    """The fewest bits that hold all codes; a container says less than its contents."""
-    low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
+def _bits_for(quantized: npt.NDArray[Any], signed: bool) -> int:
+    """The fewest bits that hold all quantized values; a container says less than its contents."""
+    low, high = int(quantized.min(initial=0)), int(quantized.max(initial=0))
     largest = max(high, -low - 1) if signed else high
     return max(largest.bit_length() + signed, 2)
 
 
 def _stored_bytes(index: GraphIndex, node: onnx.NodeProto) -> int:
-    """The largest constant behind a DequantizeLinear: codes or planes, not what unpacks them."""
+    """The largest constant behind a DequantizeLinear: quantized values or planes, not what unpacks them."""
     wide = (onnx.TensorProto.INT64, onnx.TensorProto.FLOAT)
     behind = _behind(index, node.input[0])
     return max((tensor_bytes(tensor) for tensor in behind if tensor.data_type not in wide), default=0)
@@ -184,18 +184,20 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def bytes_by_kind(model: onnx.ModelProto) -> dict[str, int]:
-    """Bytes of the constants: weight codes, biases, scales with zero points, float values, and everything else."""
+    """Bytes of the constants: quantized weights, biases, scales with zero points, float values, and everything else."""
     index = GraphIndex(model.graph)
     kinds: dict[str, str] = {}
     for node in model.graph.node:
         if node.op_type == "DequantizeLinear":
             for tensor in _behind(index, node.input[0]):
-                kind = "integer biases" if tensor.data_type == onnx.TensorProto.INT32 else "weight codes"
+                kind = "integer biases" if tensor.data_type == onnx.TensorProto.INT32 else "quantized weights"
                 kinds.setdefault(tensor.name, kind)
     for node in model.graph.node:
         if node.op_type in _QUANTIZERS:
             kinds |= {name: "scales and zero points" for name in node.input[1:] if name not in kinds}
-    totals = dict.fromkeys(("weight codes", "integer biases", "scales and zero points", "float constants", "other"), 0)
+    totals = dict.fromkeys(
+        ("quantized weights", "integer biases", "scales and zero points", "float constants", "other"), 0
+    )
     for tensor in model.graph.initializer:
         left = "float constants" if tensor.data_type == onnx.TensorProto.FLOAT else "other"
         totals[kinds.get(tensor.name, left)] += tensor_bytes(tensor)
@@ -225,6 +227,6 @@ def float_ops(file: QuantizedFile) -> dict[str, list[str]]:
         integer = any(maker is not None and maker.op_type in _QUANTIZERS for maker in makers)
         readers = index.readers.get(node.output[0], [])
         absorbed = node.op_type in ABSORBED_OPS and all(reader.op_type == "QuantizeLinear" for reader in readers)
-        if not integer and not absorbed and node.op_type not in SAME_GRID_OPS:
+        if not integer and not absorbed and node.op_type not in SAME_QPARAMS_OPS:
             found.setdefault(node.op_type, []).append(node.name)
     return found

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from onnxcalib.model.builder import SurgeonBuilder
-from onnxcalib.model.storage import Codes, pack, unpacking_nodes
-from onnxcalib.numerics.quant_params import Grid, GridKind, along, dequantize, make_grid, quantize
+from onnxcalib.model.storage import QuantizedArray, pack, unpacking_nodes
+from onnxcalib.numerics.quant_params import QuantParams, QuantScheme, broadcast, dequantize, make_qparams, quantize
 from onnxcalib.targets import Format, Narrow, Storage, Target
 
 INT32 = np.iinfo(np.int32)
@@ -23,45 +23,47 @@ class Quantizers:
 
     def __init__(self, graph: gs.Graph, target: Target) -> None:
         self.target, self.build = target, SurgeonBuilder(graph)
-        self.int4: dict[str, Codes] = {}  # by name: constants to be stored as int4 once the graph is a file
+        self.int4: dict[str, QuantizedArray] = {}  # by name: constants to be stored as int4 once the graph is a file
 
-    def activation(self, tensor: gs.Variable, grid: Grid, name: str, into: gs.Variable | None = None) -> gs.Variable:
+    def activation(
+        self, tensor: gs.Variable, qparams: QuantParams, name: str, into: gs.Variable | None = None
+    ) -> gs.Variable:
         """The tensor on a grid."""
-        scale, zero = self._grid(grid, name)
-        if not grid.fills_container and self.target.narrow is Narrow.CLIP_VALUES:
-            low, high = (self.build.constant(f"{name}_{end}", value) for end, value in _ends(grid))
+        scale, zero = self._qparams(qparams, name)
+        if not qparams.fills_container and self.target.narrow is Narrow.CLIP_VALUES:
+            low, high = (self.build.constant(f"{name}_{end}", value) for end, value in _ends(qparams))
             tensor = self.build.node("Clip", [tensor, low, high], f"{name}_clipped")
-        codes = self.build.node("QuantizeLinear", [tensor, scale, zero], f"{name}_quantized")
-        if not grid.fills_container and self.target.narrow is Narrow.CLIP_CODES:
-            low = self.build.constant(f"code_{grid.low}", np.array(grid.low, grid.dtype))
-            high = self.build.constant(f"code_{grid.high}", np.array(grid.high, grid.dtype))
-            codes = self.build.node("Clip", [codes, low, high], f"{name}_clipped")
-        return self._into(into, "DequantizeLinear", [codes, scale, zero], f"{name}_dequantized")
+        quantized = self.build.node("QuantizeLinear", [tensor, scale, zero], f"{name}_quantized")
+        if not qparams.fills_container and self.target.narrow is Narrow.CLIP_CODES:
+            low = self.build.constant(f"code_{qparams.low}", np.array(qparams.low, qparams.dtype))
+            high = self.build.constant(f"code_{qparams.high}", np.array(qparams.high, qparams.dtype))
+            quantized = self.build.node("Clip", [quantized, low, high], f"{name}_clipped")
+        return self._into(into, "DequantizeLinear", [quantized, scale, zero], f"{name}_dequantized")
 
-    def weight(self, codes: Codes, grid: Grid, name: str) -> gs.Variable:
-        """The values of stored codes."""
-        storage, four = self.target.storage, grid.bits == 4 and grid.signed
-        if storage is Storage.BIT_PLANES and grid.bits < 8:
-            packed = pack(codes, grid.bits, grid.low)
+    def weight(self, quantized: QuantizedArray, qparams: QuantParams, name: str) -> gs.Variable:
+        """The values of stored quantized values."""
+        storage, four = self.target.storage, qparams.bits == 4 and qparams.signed
+        if storage is Storage.BIT_PLANES and qparams.bits < 8:
+            packed = pack(quantized, qparams.bits, qparams.low)
             stored: gs.Tensor = unpacking_nodes(self.build, packed, name)
         elif storage is Storage.INT4_CAST and four:
-            stored = self.build.node("Cast", [self._int4(f"{name}_codes", codes)], f"{name}_cast", to=INT8_TYPE)
+            stored = self.build.node("Cast", [self._int4(f"{name}_codes", quantized)], f"{name}_cast", to=INT8_TYPE)
         elif storage is Storage.INT4 and four:
-            stored = self._int4(f"{name}_codes", codes)
+            stored = self._int4(f"{name}_codes", quantized)
         else:
-            stored = self._codes(f"{name}_codes", codes)
-        scale, zero = self._grid(grid, name)
-        if grid.block is not None and not grid.zero_point.any():
-            return self._dequantize([stored, scale], name, grid.axis, grid.block)
+            stored = self._stored(f"{name}_codes", quantized)
+        scale, zero = self._qparams(qparams, name)
+        if qparams.block is not None and not qparams.zero_point.any():
+            return self._dequantize([stored, scale], name, qparams.axis, qparams.block)
         if storage is Storage.INT4 and four:
-            zero = self._int4(f"{name}_zero", grid.zero_point.astype(np.int8))
-        return self._dequantize([stored, scale, zero], name, grid.axis, grid.block)
+            zero = self._int4(f"{name}_zero", qparams.zero_point.astype(np.int8))
+        return self._dequantize([stored, scale, zero], name, qparams.axis, qparams.block)
 
     def int32_bias(self, bias: npt.NDArray[np.float32], scale: npt.NDArray[np.float32], name: str) -> gs.Variable:
         """A bias in steps of the layer's products."""
-        codes = np.clip(np.rint(bias.astype(np.float64) / scale), INT32.min, INT32.max).astype(np.int32)
+        quantized = np.clip(np.rint(bias.astype(np.float64) / scale), INT32.min, INT32.max).astype(np.int32)
         inputs = [
-            self._codes(f"{name}_codes", codes),
+            self._stored(f"{name}_codes", quantized),
             self.build.constant(f"{name}_scale", scale),
             self.build.constant(f"{name}_zero", np.zeros(scale.shape, np.int32)),
         ]
@@ -69,9 +71,11 @@ class Quantizers:
 
     def int8_bias(self, bias: npt.NDArray[np.float32], name: str) -> gs.Variable:
         """A bias on a grid of its own."""
-        kind = GridKind(8, signed=True, symmetric=True, power_of_two=self.target.power_of_two)
-        grid = make_grid(bias.min(), bias.max(), kind)
-        return self._dequantize([self._codes(f"{name}_codes", quantize(bias, grid)), *self._grid(grid, name)], name)
+        scheme = QuantScheme(8, signed=True, symmetric=True, power_of_two=self.target.power_of_two)
+        qparams = make_qparams(bias.min(), bias.max(), scheme)
+        return self._dequantize(
+            [self._stored(f"{name}_codes", quantize(bias, qparams)), *self._qparams(qparams, name)], name
+        )
 
     def _into(
         self, output: gs.Variable | None, op: str, inputs: list[gs.Tensor], name: str, **attrs: Any
@@ -87,39 +91,41 @@ class Quantizers:
         given = {key: value for key, value in attrs.items() if value is not None}
         return self.build.node("DequantizeLinear", inputs, name, **given)
 
-    def _grid(self, grid: Grid, name: str) -> tuple[gs.Constant, gs.Constant]:
-        scale = self.build.constant(f"{name}_scale", grid.scale.astype(np.float32))
-        return scale, self.build.constant(f"{name}_zero", grid.zero_point.astype(grid.dtype))
+    def _qparams(self, qparams: QuantParams, name: str) -> tuple[gs.Constant, gs.Constant]:
+        scale = self.build.constant(f"{name}_scale", qparams.scale.astype(np.float32))
+        return scale, self.build.constant(f"{name}_zero", qparams.zero_point.astype(qparams.dtype))
 
-    def _codes(self, name: str, codes: Codes) -> gs.Constant:
-        return self.build.constant(name, codes, shared=self.target.shared_constants)
+    def _stored(self, name: str, quantized: QuantizedArray) -> gs.Constant:
+        return self.build.constant(name, quantized, shared=self.target.shared_constants)
 
-    def _int4(self, name: str, codes: Codes) -> gs.Constant:
-        constant = self.build.constant(name, codes, shared=False)
-        self.int4[constant.name] = codes
+    def _int4(self, name: str, quantized: QuantizedArray) -> gs.Constant:
+        constant = self.build.constant(name, quantized, shared=False)
+        self.int4[constant.name] = quantized
         return constant
 
 
 class QuantNodes(Quantizers):
     """Writes QONNX's Quant nodes instead; they read floats and give floats."""
 
-    def activation(self, tensor: gs.Variable, grid: Grid, name: str, into: gs.Variable | None = None) -> gs.Variable:
+    def activation(
+        self, tensor: gs.Variable, qparams: QuantParams, name: str, into: gs.Variable | None = None
+    ) -> gs.Variable:
         """The tensor on a grid."""
-        return self._quant(tensor, grid, f"{name}_quantized", 0, into)
+        return self._quant(tensor, qparams, f"{name}_quantized", 0, into)
 
-    def weight(self, codes: Codes, grid: Grid, name: str) -> gs.Variable:
+    def weight(self, quantized: QuantizedArray, qparams: QuantParams, name: str) -> gs.Variable:
         """Stored values that lie on the grid already, under a node that says so."""
-        values = self.build.constant(f"{name}_values", dequantize(codes, grid))
-        return self._quant(values, grid, name, codes.ndim)
+        values = self.build.constant(f"{name}_values", dequantize(quantized, qparams))
+        return self._quant(values, qparams, name, quantized.ndim)
 
     def _quant(
-        self, tensor: gs.Tensor, grid: Grid, name: str, rank: int, into: gs.Variable | None = None
+        self, tensor: gs.Tensor, qparams: QuantParams, name: str, rank: int, into: gs.Variable | None = None
     ) -> gs.Variable:
-        scale = self.build.constant(f"{name}_scale", along(grid.scale.astype(np.float32), grid.axis, rank))
-        zero = self.build.constant("zero", along(grid.zero_point.astype(np.float32), grid.axis, rank))
-        bits = self.build.constant(f"bits_{grid.bits}", np.array(grid.bits, np.float32))
-        narrow = grid.signed and grid.low > -(2 ** (grid.bits - 1))
-        attrs = {"signed": int(grid.signed), "narrow": int(narrow), "rounding_mode": "ROUND"}
+        scale = self.build.constant(f"{name}_scale", broadcast(qparams.scale.astype(np.float32), qparams.axis, rank))
+        zero = self.build.constant("zero", broadcast(qparams.zero_point.astype(np.float32), qparams.axis, rank))
+        bits = self.build.constant(f"bits_{qparams.bits}", np.array(qparams.bits, np.float32))
+        narrow = qparams.signed and qparams.low > -(2 ** (qparams.bits - 1))
+        attrs = {"signed": int(qparams.signed), "narrow": int(narrow), "rounding_mode": "ROUND"}
         return self._into(into, "Quant", [tensor, scale, zero, bits], name, domain=QONNX_DOMAIN, **attrs)
 
 
@@ -128,6 +134,6 @@ def quantizers_of(graph: gs.Graph, target: Target) -> Quantizers:
     return (QuantNodes if target.format is Format.QUANT else Quantizers)(graph, target)
 
 
-def _ends(grid: Grid) -> tuple[tuple[str, npt.NDArray[np.float32]], ...]:
-    low, high = grid.range
+def _ends(qparams: QuantParams) -> tuple[tuple[str, npt.NDArray[np.float32]], ...]:
+    low, high = qparams.range
     return (("low", np.asarray(low, np.float32)), ("high", np.asarray(high, np.float32)))

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from onnxcalib.model.builder import SurgeonBuilder
 from onnxcalib.targets import Storage
 
-Codes = npt.NDArray[Any]
+QuantizedArray = npt.NDArray[Any]
 
 # The ops of unpacking_nodes.
 UNPACKING_OPS = ("BitShift", "Mod", "Cast", "Reshape", "MatMul", "Slice", "Add")
@@ -23,7 +23,7 @@ UNPACKING_OPS = ("BitShift", "Mod", "Cast", "Reshape", "MatMul", "Slice", "Add")
 
 @dataclass(frozen=True)
 class Packed:
-    """Codes as planes: byte j of plane i holds bit i of eight neighbouring codes."""
+    """Codes as planes: byte j of plane i holds bit i of eight neighbouring quantized values."""
 
     planes: npt.NDArray[np.uint8]  # [bits, bytes]
     low: int  # the code that is stored as zero
@@ -31,28 +31,28 @@ class Packed:
     dtype: np.dtype[Any]
 
 
-def pack(codes: Codes, bits: int, low: int) -> Packed:
-    """Packs codes low .. low + 2^bits - 1."""
-    flat = codes.astype(np.int32).reshape(-1) - low
+def pack(quantized: QuantizedArray, bits: int, low: int) -> Packed:
+    """Packs quantized values low .. low + 2^bits - 1."""
+    flat = quantized.astype(np.int32).reshape(-1) - low
     padded = np.zeros(-(-flat.size // 8) * 8, np.uint8)
     padded[: flat.size] = flat
     planes = np.stack([np.packbits((padded >> bit) & 1, bitorder="little") for bit in range(bits)])
-    return Packed(planes, low, codes.shape, codes.dtype)
+    return Packed(planes, low, quantized.shape, quantized.dtype)
 
 
 def stored_bytes(shape: Sequence[int], bits: int, storage: Storage) -> int:
-    """What a weight's codes take in the file."""
+    """What a weight's quantized values take in the file."""
     if storage is Storage.BIT_PLANES and bits < 8:
         return plane_bytes(shape, bits)
     four = storage in (Storage.INT4, Storage.INT4_CAST) and bits == 4
     return math.ceil(math.prod(shape) / 2) if four else math.prod(shape)
 
 
-def store_int4(graph: onnx.GraphProto, codes: Mapping[str, Codes]) -> None:
+def store_int4(graph: onnx.GraphProto, quantized: Mapping[str, QuantizedArray]) -> None:
     """Replaces initialisers by int4 tensors; the surgeon's graph can hold none."""
     for tensor in graph.initializer:
-        if tensor.name in codes:
-            flat = codes[tensor.name].astype(np.int8).reshape(-1)
+        if tensor.name in quantized:
+            flat = quantized[tensor.name].astype(np.int8).reshape(-1)
             nibbles = np.zeros(-(-flat.size // 2) * 2, np.uint8)
             nibbles[: flat.size] = flat.view(np.uint8) & 15
             tensor.data_type = onnx.TensorProto.INT4
@@ -71,17 +71,17 @@ def shared_plane_bytes(widths: Collection[int]) -> int:
     return sum(20 + 4 * bits for bits in narrow) + (25 if narrow else 0)
 
 
-def unpack(packed: Packed) -> Codes:
+def unpack(packed: Packed) -> QuantizedArray:
     """The reference for what the unpacking nodes compute."""
     bits = np.unpackbits(packed.planes, axis=1, bitorder="little").astype(np.int32)
     size = int(np.prod(packed.shape))
     stored = (bits << np.arange(len(packed.planes))[:, None]).sum(axis=0)[:size]
-    codes: Codes = (stored + packed.low).astype(packed.dtype).reshape(packed.shape)
-    return codes
+    quantized: QuantizedArray = (stored + packed.low).astype(packed.dtype).reshape(packed.shape)
+    return quantized
 
 
 def unpacking_nodes(build: SurgeonBuilder, packed: Packed, name: str) -> gs.Variable:
-    """Standard ops of opset 13 that rebuild the codes; runtimes fold them, for all their inputs are constant."""
+    """Standard ops of opset 13 that rebuild the integers; runtimes fold them, for all their inputs are constant."""
     bits, length = packed.planes.shape
     node, constant = build.short, build.constant
     planes = constant(f"{name}_planes", packed.planes.reshape(bits, length, 1))
@@ -95,9 +95,9 @@ def unpacking_nodes(build: SurgeonBuilder, packed: Packed, name: str) -> gs.Vari
     if size != length * 8:
         begin, axes = constant("begin", np.array([0], np.int64)), constant("axis_one", np.array([1], np.int64))
         sums = node("Slice", [sums, begin, constant("size", np.array([size], np.int64)), axes])
-    codes = node("Add", [sums, constant(f"low_{bits}_bits", np.array(packed.low, np.float32))])
+    quantized = node("Add", [sums, constant(f"low_{bits}_bits", np.array(packed.low, np.float32))])
     shape = constant("shape", np.array(packed.shape, np.int64))
-    return node("Reshape", [node("Cast", [codes], to=_onnx_type(packed.dtype)), shape])
+    return node("Reshape", [node("Cast", [quantized], to=_onnx_type(packed.dtype)), shape])
 
 
 def _onnx_type(dtype: np.dtype[Any]) -> int:

@@ -103,7 +103,7 @@ def _pull_in(index: GraphIndex, inside: set[str], tensor: str, varying: Collecti
             maker = index.producers.get(name)
             if maker is None or maker.name in inside or name == tensor:
                 continue
-            # A Clip of codes is part of a quantizer, one of values is not.
+            # A Clip of quantized values is part of a quantizer, one of values is not.
             half = maker.op_type in QUANTIZER_OPS and (maker.op_type != "Clip" or reader.op_type == QUANTIZER_OPS[0])
             if name not in varying or half:
                 inside.add(maker.name)

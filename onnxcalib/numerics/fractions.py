@@ -1,4 +1,4 @@
-"""Fractions with an odd denominator: whole multiples of one are never halfway between two codes."""
+"""Fractions with an odd denominator: whole multiples of one are never halfway between two quantized values."""
 
 from __future__ import annotations
 

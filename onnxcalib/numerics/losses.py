@@ -17,7 +17,7 @@ FloatArray = npt.NDArray[np.float64]
 TEMPERATURE = 4.0
 
 
-class Head(enum.Enum):
+class OutputKind(enum.Enum):
     """What an output means."""
 
     LOGITS = "logits"
@@ -25,10 +25,10 @@ class Head(enum.Enum):
     VALUES = "values"
 
 
-def log_probabilities(output: Array, head: Head, temperature: float = 1.0) -> FloatArray:
+def log_probabilities(output: Array, output_kind: OutputKind, temperature: float = 1.0) -> FloatArray:
     """Natural logarithms of the distribution over the last axis, softened by the temperature."""
     values = output.astype(np.float64)
-    if head is Head.PROBABILITIES:
+    if output_kind is OutputKind.PROBABILITIES:
         values = np.log(np.clip(values, 1e-12, None))
         if temperature == 1.0:
             return values
@@ -38,10 +38,10 @@ def log_probabilities(output: Array, head: Head, temperature: float = 1.0) -> Fl
     return result
 
 
-def divergence(reference: Array, output: Array, head: Head, temperature: float = 1.0) -> FloatArray:
+def divergence(reference: Array, output: Array, output_kind: OutputKind, temperature: float = 1.0) -> FloatArray:
     """Kullback-Leibler divergence from the reference, for each distribution."""
-    truth, guess = (log_probabilities(values, head, temperature) for values in (reference, output))
-    result: FloatArray = (np.exp(truth) * (truth - guess)).sum(axis=-1)
+    reference, guess = (log_probabilities(values, output_kind, temperature) for values in (reference, output))
+    result: FloatArray = (np.exp(reference) * (reference - guess)).sum(axis=-1)
     return result
 
 
@@ -61,28 +61,37 @@ class ModelLoss:
     """
 
     def __init__(
-        self, heads: Mapping[str, Head], kind: LossKind = LossKind.DISTILLATION, temperature: float = 1.0
+        self, kinds: Mapping[str, OutputKind], kind: LossKind = LossKind.DISTILLATION, temperature: float = 1.0
     ) -> None:
         if kind is LossKind.CROSS_ENTROPY:
-            heads = dict([next((name, head) for name, head in heads.items() if head is not Head.VALUES)])
-        self.heads = dict.fromkeys(heads, Head.VALUES) if kind is LossKind.MSE else heads
+            kinds = dict(
+                [
+                    next(
+                        (name, output_kind)
+                        for name, output_kind in kinds.items()
+                        if output_kind is not OutputKind.VALUES
+                    )
+                ]
+            )
+        self.kinds = dict.fromkeys(kinds, OutputKind.VALUES) if kind is LossKind.MSE else kinds
         self.kind, self.temperature = kind, temperature
-        self._sums = dict.fromkeys(heads, 0.0)
-        self._counts = dict.fromkeys(heads, 0.0)
+        self._sums = dict.fromkeys(kinds, 0.0)
+        self._counts = dict.fromkeys(kinds, 0.0)
 
     def update(self, reference: Mapping[str, Array], outputs: Mapping[str, Array], labels: Array | None = None) -> None:
         """Takes the outputs of a batch."""
-        for name, head in self.heads.items():
+        for name, output_kind in self.kinds.items():
             if self.kind is LossKind.CROSS_ENTROPY:
                 assert labels is not None
-                self._sums[name] -= float(log_probabilities(outputs[name], head)[np.arange(len(labels)), labels].sum())
+                logs = log_probabilities(outputs[name], output_kind)
+                self._sums[name] -= float(logs[np.arange(len(labels)), labels].sum())
                 self._counts[name] += len(labels)
-            elif head is Head.VALUES:
-                truth = reference[name].astype(np.float64)
-                self._sums[name] += float(((truth - outputs[name]) ** 2).sum())
-                self._counts[name] += float((truth**2).sum())
+            elif output_kind is OutputKind.VALUES:
+                exact = reference[name].astype(np.float64)
+                self._sums[name] += float(((exact - outputs[name]) ** 2).sum())
+                self._counts[name] += float((exact**2).sum())
             else:
-                each = divergence(reference[name], outputs[name], head, self.temperature)
+                each = divergence(reference[name], outputs[name], output_kind, self.temperature)
                 self._sums[name] += float(each.sum())
                 self._counts[name] += each.size
 
@@ -98,7 +107,7 @@ class ModelLoss:
     @property
     def value(self) -> float:
         """The loss."""
-        return sum(self._sums[name] / max(self._counts[name], 1e-30) for name in self.heads)
+        return sum(self._sums[name] / max(self._counts[name], 1e-30) for name in self.kinds)
 
 
 def sqnr_db(signal: float, noise: float) -> float:

@@ -1,4 +1,4 @@
-"""The quantizer: bits, scale and zero point; codes as ONNX's QuantizeLinear makes them."""
+"""The quantizer: bits, scale and zero point; quantized values as ONNX's QuantizeLinear makes them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TINY = 1e-8
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The integer codes low..high and the real value of each: scale * (code - zero_point)."""
+class QuantParams:
+    """The integer quantized values low..high and the real value of each: scale * (code - zero_point)."""
 
     scale: FloatArray
     zero_point: npt.NDArray[np.int32]
@@ -32,12 +32,12 @@ class Grid:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The container: codes narrower than eight bits still lie in eight."""
+        """The container: quantized values narrower than eight bits still lie in eight."""
         return np.dtype(np.int8 if self.signed else np.uint8)
 
     @property
     def fills_container(self) -> bool:
-        """Whether saturation of the container type alone keeps codes within low..high."""
+        """Whether saturation of the container type alone keeps quantized values within low..high."""
         info = np.iinfo(self.dtype)
         return self.low <= info.min and self.high >= info.max
 
@@ -50,7 +50,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class GridKind:
+class QuantScheme:
     """What a grid looks like before its range is known."""
 
     bits: int
@@ -61,7 +61,7 @@ class GridKind:
     whole: bool = False  # a signed symmetric grid that keeps its lowest code
 
     @property
-    def codes(self) -> tuple[int, int]:
+    def limits(self) -> tuple[int, int]:
         """The lowest and the highest code; weights leave -128 out because paired int8 products can overflow on it."""
         if not self.signed:
             return 0, 2**self.bits - 1
@@ -74,79 +74,79 @@ class GridKind:
         return 0 if self.signed or self.positive else 2 ** (self.bits - 1)
 
 
-def make_grid(low: npt.ArrayLike, high: npt.ArrayLike, kind: GridKind, axis: int | None = None) -> Grid:
+def make_qparams(low: npt.ArrayLike, high: npt.ArrayLike, scheme: QuantScheme, axis: int | None = None) -> QuantParams:
     """The grid that covers low..high and holds zero exactly; arrays give one scale a channel."""
     lo = np.minimum(np.asarray(low, np.float64), 0.0)
     hi = np.maximum(np.asarray(high, np.float64), 0.0)
-    first, last = kind.codes
-    if kind.symmetric:
-        scale = _allowed(np.maximum(np.maximum(-lo, hi), TINY) / (last - kind.zero), kind)
-        zero_point = np.full(scale.shape, kind.zero)
+    first, last = scheme.limits
+    if scheme.symmetric:
+        scale = _allowed(np.maximum(np.maximum(-lo, hi), TINY) / (last - scheme.zero), scheme)
+        zero_point = np.full(scale.shape, scheme.zero)
     else:
-        scale = _allowed(np.maximum(hi - lo, TINY) / (last - first), kind)
+        scale = _allowed(np.maximum(hi - lo, TINY) / (last - first), scheme)
         zero_point = np.clip(np.rint(first - lo / scale), first, last)
-    return Grid(
-        np.asarray(scale, np.float32), np.asarray(zero_point, np.int32), kind.bits, kind.signed, first, last, axis
+    return QuantParams(
+        np.asarray(scale, np.float32), np.asarray(zero_point, np.int32), scheme.bits, scheme.signed, first, last, axis
     )
 
 
-def _allowed(scale: npt.NDArray[np.float64], kind: GridKind) -> npt.NDArray[np.float64]:
+def _allowed(scale: npt.NDArray[np.float64], scheme: QuantScheme) -> npt.NDArray[np.float64]:
     """The scale, or the nearest power of two, as seen from its logarithm."""
-    return np.exp2(np.rint(np.log2(scale))) if kind.power_of_two else scale
+    return np.exp2(np.rint(np.log2(scale))) if scheme.power_of_two else scale
 
 
-def quantize(values: Array, grid: Grid) -> Array:
-    """Integer codes, rounded half to even and saturated, as QuantizeLinear does in float32."""
-    scale, zero_point = _along_axis(grid, values.shape)
+def quantize(values: Array, qparams: QuantParams) -> Array:
+    """Integer quantized values, rounded half to even and saturated, as QuantizeLinear does in float32."""
+    scale, zero_point = _broadcast_params(qparams, values.shape)
     with np.errstate(over="ignore"):
         steps = np.rint(np.asarray(values, np.float32) / scale)
-    codes: Array = np.clip(steps + zero_point.astype(np.float32), grid.low, grid.high).astype(grid.dtype)
-    return codes
+    quantized: Array = np.clip(steps + zero_point.astype(np.float32), qparams.low, qparams.high).astype(qparams.dtype)
+    return quantized
 
 
-def dequantize(codes: Array, grid: Grid) -> FloatArray:
-    """The real values of codes, as DequantizeLinear computes them."""
-    scale, zero_point = _along_axis(grid, codes.shape)
-    return (codes.astype(np.int32) - zero_point).astype(np.float32) * scale
+def dequantize(quantized: Array, qparams: QuantParams) -> FloatArray:
+    """The real values of quantized values, as DequantizeLinear computes them."""
+    scale, zero_point = _broadcast_params(qparams, quantized.shape)
+    return (quantized.astype(np.int32) - zero_point).astype(np.float32) * scale
 
 
-def fake_quantize(values: Array, grid: Grid) -> FloatArray:
+def fake_quantize(values: Array, qparams: QuantParams) -> FloatArray:
     """Values moved to the nearest point of the grid."""
-    return dequantize(quantize(values, grid), grid)
+    return dequantize(quantize(values, qparams), qparams)
 
 
-def with_least_scale(grid: Grid, least: npt.ArrayLike) -> Grid:
+def with_least_scale(qparams: QuantParams, least: npt.ArrayLike) -> QuantParams:
     """The grid with scales raised to at least the given ones."""
-    return replace(grid, scale=np.maximum(grid.scale, np.asarray(least, np.float32)))
+    return replace(qparams, scale=np.maximum(qparams.scale, np.asarray(least, np.float32)))
 
 
-def within(grid: Grid, bounds: Bounds, kind: GridKind) -> Grid:
+def within(qparams: QuantParams, bounds: Bounds, scheme: QuantScheme) -> QuantParams:
     """One grid for a tensor, changed by as little as leaves no code beyond what the tensor can be; zero stays on it.
 
     The zero point of an asymmetric grid moves before the scale shrinks: all values that both grids have stay.
     """
     low, high = min(bounds[0], 0.0), max(bounds[1], 0.0)
-    if not (kind.symmetric or kind.power_of_two or (low <= grid.range[0] and grid.range[1] <= high)):
-        scale = float(grid.scale)
-        least, most = np.ceil(grid.high - high / scale), np.floor(grid.low - low / scale)
-        zeros = [np.clip(grid.zero_point, least, most)]
+    if not (scheme.symmetric or scheme.power_of_two or (low <= qparams.range[0] and qparams.range[1] <= high)):
+        scale = float(qparams.scale)
+        least, most = np.ceil(qparams.high - high / scale), np.floor(qparams.low - low / scale)
+        zeros = [np.clip(qparams.zero_point, least, most)]
         if least > most:  # there is no room for so many steps
-            place = grid.low - low / (high - low) * (grid.high - grid.low)
+            place = qparams.low - low / (high - low) * (qparams.high - qparams.low)
             zeros = [np.floor(place), np.ceil(place)]
-        grids = [replace(grid, zero_point=np.asarray(zero, np.int32)) for zero in zeros]
-        grid = max(grids, key=lambda each: most_scale(each, bounds, kind))
-    return with_most_scale(grid, most_scale(grid, bounds, kind))
+        moved = [replace(qparams, zero_point=np.asarray(zero, np.int32)) for zero in zeros]
+        qparams = max(moved, key=lambda each: most_scale(each, bounds, scheme))
+    return with_most_scale(qparams, most_scale(qparams, bounds, scheme))
 
 
-def most_scale(grid: Grid, bounds: Bounds, kind: GridKind) -> np.float32:
+def most_scale(qparams: QuantParams, bounds: Bounds, scheme: QuantScheme) -> np.float32:
     """The largest scale that leaves no code beyond the bounds; a symmetric grid must reach the farther one."""
-    if kind.power_of_two:
+    if scheme.power_of_two:
         return np.float32(np.inf)
-    codes = int(grid.zero_point) - grid.low, grid.high - int(grid.zero_point)
-    ends = zip((-bounds[0], bounds[1]), codes, strict=True)
+    quantized = int(qparams.zero_point) - qparams.low, qparams.high - int(qparams.zero_point)
+    ends = zip((-bounds[0], bounds[1]), quantized, strict=True)
     # No scale helps on a side of zero where nothing can be.
     sides = [_largest(end, count) for end, count in ends if end > 0 and count > 0]
-    return (max if kind.symmetric else min)(sides, default=np.float32(np.inf))
+    return (max if scheme.symmetric else min)(sides, default=np.float32(np.inf))
 
 
 def _largest(end: float, count: int) -> np.float32:
@@ -155,12 +155,12 @@ def _largest(end: float, count: int) -> np.float32:
     return np.nextafter(scale, np.float32(0)) if np.float32(count) * scale > np.float32(end) else scale
 
 
-def with_most_scale(grid: Grid, most: npt.ArrayLike) -> Grid:
+def with_most_scale(qparams: QuantParams, most: npt.ArrayLike) -> QuantParams:
     """The grid with scales lowered to at most the given ones."""
-    return replace(grid, scale=np.asarray(np.minimum(grid.scale, most), np.float32))
+    return replace(qparams, scale=np.asarray(np.minimum(qparams.scale, most), np.float32))
 
 
-def along(values: Array, axis: int | None, ndim: int) -> Array:
+def broadcast(values: Array, axis: int | None, ndim: int) -> Array:
     """Channel values in a shape that broadcasts against a tensor."""
     if axis is None or values.ndim == 0:
         return values
@@ -169,14 +169,18 @@ def along(values: Array, axis: int | None, ndim: int) -> Array:
     return values.reshape(shape)
 
 
-def turned(grid: Grid) -> Grid:
+def transposed(qparams: QuantParams) -> QuantParams:
     """The grid of the transposed matrix."""
-    axis = None if grid.axis is None else 1 - grid.axis
-    return replace(grid, scale=grid.scale.T, zero_point=grid.zero_point.T, axis=axis)  # a vector stays as it is
+    axis = None if qparams.axis is None else 1 - qparams.axis
+    return replace(
+        qparams, scale=qparams.scale.T, zero_point=qparams.zero_point.T, axis=axis
+    )  # a vector stays as it is
 
 
-def _along_axis(grid: Grid, shape: tuple[int, ...]) -> tuple[FloatArray, npt.NDArray[np.int32]]:
-    if grid.block is None or grid.axis is None:
-        return along(grid.scale, grid.axis, len(shape)), along(grid.zero_point, grid.axis, len(shape))
-    whose = np.arange(shape[grid.axis]) // grid.block
-    return grid.scale.take(whose, grid.axis), grid.zero_point.take(whose, grid.axis)
+def _broadcast_params(qparams: QuantParams, shape: tuple[int, ...]) -> tuple[FloatArray, npt.NDArray[np.int32]]:
+    if qparams.block is None or qparams.axis is None:
+        return broadcast(qparams.scale, qparams.axis, len(shape)), broadcast(
+            qparams.zero_point, qparams.axis, len(shape)
+        )
+    whose = np.arange(shape[qparams.axis]) // qparams.block
+    return qparams.scale.take(whose, qparams.axis), qparams.zero_point.take(whose, qparams.axis)

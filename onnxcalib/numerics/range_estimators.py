@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from onnxcalib.numerics.quant_params import Array, Grid, GridKind, fake_quantize, make_grid
+from onnxcalib.numerics.quant_params import Array, QuantParams, QuantScheme, fake_quantize, make_qparams
 from onnxcalib.numerics.statistics import TensorStatistics
 
 Range = tuple[float, float]
@@ -19,17 +19,17 @@ PERCENTILE = 99.99
 _CANDIDATES = 96
 
 
-def minmax(stats: TensorStatistics, _kind: GridKind) -> Range:
+def minmax(stats: TensorStatistics, _scheme: QuantScheme) -> Range:
     """The extremes."""
     return stats.low, stats.high
 
 
-def averaged(stats: TensorStatistics, _kind: GridKind) -> Range:
+def averaged(stats: TensorStatistics, _scheme: QuantScheme) -> Range:
     """The extremes of a sample, averaged over samples (the paper's choice)."""
     return stats.mean_low, stats.mean_high
 
 
-def percentile(stats: TensorStatistics, _kind: GridKind) -> Range:
+def percentile(stats: TensorStatistics, _scheme: QuantScheme) -> Range:
     """The range that leaves out the outermost 0.01 % on either side."""
     centres, counts = _values(stats)
     if counts.sum() == 0:
@@ -42,7 +42,7 @@ def percentile(stats: TensorStatistics, _kind: GridKind) -> Range:
     return low, float(centres[min(last, len(centres) - 1)]) + half_bin
 
 
-def mse(stats: TensorStatistics, kind: GridKind) -> Range:
+def mse(stats: TensorStatistics, scheme: QuantScheme) -> Range:
     """The range with the least squared rounding and clipping error, each sample's relative to its own energy.
 
     Absolute errors would let the few samples with the largest values decide for all the others.
@@ -55,7 +55,7 @@ def mse(stats: TensorStatistics, kind: GridKind) -> Range:
     least, most = min(stats.low, 0.0), max(stats.high, 0.0)
 
     def error(lo: float, hi: float) -> float:
-        off = fake_quantize(centres, make_grid(lo, hi, kind)) - centres
+        off = fake_quantize(centres, make_qparams(lo, hi, scheme)) - centres
         return float(np.dot(counts, off * off))
 
     # Both ends shrink together first: at few bits, searching one end at a time sticks far from the best.
@@ -67,14 +67,14 @@ def mse(stats: TensorStatistics, kind: GridKind) -> Range:
     return low, high
 
 
-def entropy(stats: TensorStatistics, kind: GridKind) -> Range:
+def entropy(stats: TensorStatistics, scheme: QuantScheme) -> Range:
     """The range whose quantized histogram diverges least (Kullback-Leibler) from the clipped one."""
     counts = stats.counts.astype(np.float64)
     edges = np.linspace(stats.low, stats.high, len(counts) + 1)
     if counts.sum() == 0 or stats.high <= stats.low:
         return stats.low, stats.high
     reach = max(-stats.low, stats.high)
-    levels = 2 ** (kind.bits - 1) if stats.low < 0 else 2**kind.bits
+    levels = 2 ** (scheme.bits - 1) if stats.low < 0 else 2**scheme.bits
     best = (np.inf, reach)
     for limit in np.linspace(reach / _CANDIDATES, reach, _CANDIDATES):
         inside = (edges[1:] > -limit) & (edges[:-1] < limit)
@@ -82,7 +82,7 @@ def entropy(stats: TensorStatistics, kind: GridKind) -> Range:
     return max(stats.low, -best[1]), min(stats.high, best[1])
 
 
-ESTIMATORS: dict[str, Callable[[TensorStatistics, GridKind], Range]] = {
+ESTIMATORS: dict[str, Callable[[TensorStatistics, QuantScheme], Range]] = {
     "minmax": minmax,
     "averaged": averaged,
     "percentile": percentile,
@@ -91,34 +91,34 @@ ESTIMATORS: dict[str, Callable[[TensorStatistics, GridKind], Range]] = {
 }
 
 
-def weight_grid(weight: Array, kind: GridKind, axis: int | None, method: str) -> Grid:
+def weight_qparams(weight: Array, scheme: QuantScheme, axis: int | None, method: str) -> QuantParams:
     """The weight's own grid: its extremes for minmax and averaged, else the least squared error, channel by channel."""
     rows = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1) if axis is not None else weight.reshape(1, -1)
-    low, high = _row_ranges(rows, kind, method)
+    low, high = _row_ranges(rows, scheme, method)
     if axis is None:
-        return make_grid(low[0], high[0], kind)
-    return make_grid(low, high, kind, axis)
+        return make_qparams(low[0], high[0], scheme)
+    return make_qparams(low, high, scheme, axis)
 
 
-def blocked_grid(weight: Array, kind: GridKind, axis: int, block: int, method: str) -> Grid:
+def blockwise_qparams(weight: Array, scheme: QuantScheme, axis: int, block: int, method: str) -> QuantParams:
     """The same for blocks along an axis; what the last one lacks counts as zero, which every grid holds."""
     last = np.moveaxis(weight, axis, -1)
     padded = np.pad(last, [(0, 0)] * (weight.ndim - 1) + [(0, -weight.shape[axis] % block)])
-    ranges = _row_ranges(padded.reshape(-1, block), kind, method)
+    ranges = _row_ranges(padded.reshape(-1, block), scheme, method)
     low, high = (np.moveaxis(ends.reshape(*last.shape[:-1], -1), -1, axis) for ends in ranges)
-    return replace(make_grid(low, high, kind, axis), block=block)
+    return replace(make_qparams(low, high, scheme, axis), block=block)
 
 
-def _row_ranges(rows: Array, kind: GridKind, method: str) -> tuple[FloatArray, FloatArray]:
+def _row_ranges(rows: Array, scheme: QuantScheme, method: str) -> tuple[FloatArray, FloatArray]:
     low, high = rows.min(axis=1).astype(np.float64), rows.max(axis=1).astype(np.float64)
-    return _least_error(rows, low, high, kind) if method in ("mse", "percentile", "entropy") else (low, high)
+    return _least_error(rows, low, high, scheme) if method in ("mse", "percentile", "entropy") else (low, high)
 
 
-def _least_error(rows: Array, low: FloatArray, high: FloatArray, kind: GridKind) -> tuple[FloatArray, FloatArray]:
+def _least_error(rows: Array, low: FloatArray, high: FloatArray, scheme: QuantScheme) -> tuple[FloatArray, FloatArray]:
     best = np.full(len(rows), np.inf)
     share = np.ones(len(rows))
     for part in np.linspace(1.0, 0.25, 76):
-        off = fake_quantize(rows, make_grid(low * part, high * part, kind, 0)) - rows
+        off = fake_quantize(rows, make_qparams(low * part, high * part, scheme, 0)) - rows
         error = np.einsum("ij,ij->i", off, off, dtype=np.float64)
         better = error < best
         best[better], share[better] = error[better], part

@@ -72,5 +72,5 @@ def _digests(job: Job, data: Callable[[], str]) -> dict[str, str]:
         "model_digest": digest(model_digest(job.model.proto), job.model.batch_norms),
         "data_digest": data(),
         "target_digest": digest(job.target),
-        "layers_digest": digest(job.layers, job.places),
+        "layers_digest": digest(job.layers, job.points),
     }

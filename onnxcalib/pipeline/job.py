@@ -15,7 +15,7 @@ from onnxcalib.errors import ModelError, RecipeError
 from onnxcalib.mixed_precision.request import check_bits
 from onnxcalib.model.branches import Branch
 from onnxcalib.model.layers import FloatNode, Layer, LayerList, choose
-from onnxcalib.model.placement import Places, place
+from onnxcalib.model.placement import InsertionPoints, find_insertion_points
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.read import Graph, graphs_of, merged, read_prepared
@@ -34,7 +34,7 @@ class Job:
 
     model: Model
     layers: tuple[Layer, ...]
-    places: Places
+    points: InsertionPoints
     target: Target
     data: Dataset
     recipe: Recipe
@@ -89,9 +89,9 @@ def start(
         layers = tuple(layer for layer in graph.listed.layers if layer.name in chosen)
         fed = _fed(prepared, graph, data) if layers else data
         if layers and len(fed):
-            places = place(graph.model, layers, target)
+            points = find_insertion_points(graph.model, layers, target)
             many = workers or default_workers()
-            jobs.append(Job(graph.model, layers, places, target, fed, recipe, progress, graph.branch, many))
+            jobs.append(Job(graph.model, layers, points, target, fed, recipe, progress, graph.branch, many))
     if not jobs:
         raise ModelError(
             f"the calibration data never takes the branches of {prepared.source} that hold its layers.",

@@ -19,7 +19,7 @@ from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.begin import running
 from onnxcalib.pipeline.job import Job, Start, start
 from onnxcalib.pipeline.result import Outcome, Result
-from onnxcalib.pipeline.stages import better_of, equalize, settled, trains_end_to_end
+from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
 from onnxcalib.progress import Event, Progress, listener_of, silent
 from onnxcalib.recipe import MIXED, Pipeline, Recipe, Training
 
@@ -89,30 +89,30 @@ def _run(job: Job) -> Outcome:
 
 def _plain(job: Job) -> Outcome:
     """Calibrate, round to nearest, write."""
-    return Outcome(settled(job, stages.uniform_plan(job, stages.statistics(job))))
+    return Outcome(final_scales(job, stages.uniform_plan(job, stages.statistics(job))))
 
 
 def _light(job: Job) -> Outcome:
     """Forward passes only: sensitivity, integer program, batch-norm tuning."""
     found = _assembled(job)
     tuned = stages.batch_norm_tuning(job, found.plan)
-    return replace(found, plan=settled(job, tuned.plan), tuned=tuned)
+    return replace(found, plan=final_scales(job, tuned.plan), tuned=tuned)
 
 
 def _advanced(job: Job) -> Outcome:
-    """Training as well: layers in parallel before bits are assigned, after it in turn and together, then the biases."""
+    """Training as well: layers in parallel before bits are assigned, then one by one and end to end, then biases."""
     choose_engine(job.recipe.get("engine"))
     found = _assembled(job)
     tuned = stages.batch_norm_tuning(job, found.plan)
     trained = stages.sequential_training(job, tuned.plan)
     if trains_end_to_end(job.recipe):
-        joint = stages.end_to_end_training(job, trained)
-        plan, trained, joint = better_of(job, trained, joint)
+        end_to_end = stages.end_to_end_training(job, trained)
+        plan, trained, end_to_end = better_of(job, trained, end_to_end)
     else:
-        plan, joint = settled(job, trained.plan), None
+        plan, end_to_end = final_scales(job, trained.plan), None
     # Biases are tuned on the scales that are written.
     biases = stages.bias_tuning(job, plan)
-    return replace(found, plan=biases.plan, tuned=tuned, trained=trained, joint=joint, biases=biases)
+    return replace(found, plan=biases.plan, tuned=tuned, trained=trained, end_to_end=end_to_end, biases=biases)
 
 
 def _assembled(job: Job) -> Outcome:

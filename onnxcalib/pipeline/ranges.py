@@ -30,7 +30,7 @@ def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -
 
     def at(estimators: Estimators) -> Candidates:
         ranges = Ranges(dict.fromkeys(widths, estimators[0]), estimators[1], job.recipe.block_size)
-        return round_to_nearest(job.model, job.layers, job.places, statistics, precisions, job.target, ranges)
+        return round_to_nearest(job.model, job.layers, job.points, statistics, precisions, job.target, ranges)
 
     widths = {MAX_BITS} | {choice.activation for choices in precisions.values() for choice in choices}
     if job.recipe.ranges is not RangeMethod.AUTO:

@@ -27,7 +27,7 @@ class Outcome:
     assigned: Assigned | None = None
     tuned: Tuned | None = None
     trained: Trained | None = None
-    joint: NetworkTuned | None = None
+    end_to_end: NetworkTuned | None = None
     biases: NetworkTuned | None = None
 
 

@@ -18,9 +18,9 @@ from onnxcalib.algorithms.reconstruction.end_to_end import (
     schedules_for,
 )
 from onnxcalib.algorithms.reconstruction.layerwise import Layerwise, Trained
-from onnxcalib.algorithms.rounding_safe import without_ties
+from onnxcalib.algorithms.rounding_safe import with_rounding_safe_scales
 from onnxcalib.algorithms.teacher import Teacher
-from onnxcalib.data import first, parted
+from onnxcalib.data import first, train_validation_split
 from onnxcalib.mixed_precision import sensitivity
 from onnxcalib.mixed_precision.allocate import minimise_loss
 from onnxcalib.mixed_precision.assignment import Assigned, assign, reranked
@@ -28,7 +28,7 @@ from onnxcalib.mixed_precision.costs import Problem, unmeasured
 from onnxcalib.mixed_precision.mixup_validation import scores
 from onnxcalib.mixed_precision.request import Request, add_cost_tables, candidate_precisions, uniform_precisions
 from onnxcalib.mixed_precision.table import SensitivityTable
-from onnxcalib.model.equalize import equalized, exponents_of, find_uneven
+from onnxcalib.model.equalize import equalized, exponents_of, find_equalization_pairs
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.losses import TEMPERATURE
@@ -48,8 +48,8 @@ TRAINING = ("engine", "layer_optimizer", "training", "steps", "seed", "strict")
 def equalization(job: Job) -> Equalization:
     """What scales channels so that they share a grid well."""
     # A branch of an If keeps no metadata that could tell of it.
-    uneven = find_uneven(job.model, job.layers, job.target) if job.branch is None else []
-    return measure_channels(job.model, uneven, job.data, job.progress)
+    pairs = find_equalization_pairs(job.model, job.layers, job.target) if job.branch is None else []
+    return measure_channels(job.model, pairs, job.data, job.progress)
 
 
 def equalize(job: Job, found: Equalization) -> Job:
@@ -63,13 +63,13 @@ def equalize(job: Job, found: Equalization) -> Job:
 @stage("statistics")
 def statistics(job: Job) -> Statistics:
     """What calibration learns of every tensor that is quantized."""
-    return calibrate(job.model, job.places, job.data, job.progress)
+    return calibrate(job.model, job.points, job.data, job.progress)
 
 
 @stage("ranges", ("ranges", "block_size", "loss", *PRECISIONS))
 def uniform_plan(job: Job, found: Statistics) -> QuantPlan:
     """Every layer rounded at the one precision that is asked for, or at the edge bits."""
-    precisions = uniform_precisions(job.layers, job.places, job.recipe)
+    precisions = uniform_precisions(job.layers, job.points, job.recipe)
     return rounded(job, found, {name: (precision,) for name, precision in precisions.items()}).stitch(precisions)
 
 
@@ -116,8 +116,8 @@ def allocation(
     def assemble(choices: Mapping[str, Precision]) -> Any:
         return job.simulate(candidates.stitch(choices))
 
-    unseen = scores(job.model, job.data, job.recipe.get("loss"), assemble, job.progress, checkpoint)
-    chosen = reranked(table, request, assigned, measure, unseen)
+    mixup_scores = scores(job.model, job.data, job.recipe.get("loss"), assemble, job.progress, checkpoint)
+    chosen = reranked(table, request, assigned, measure, mixup_scores)
     job.progress("assignments", 1, 1)  # often fewer are measured than might have been
     return chosen
 
@@ -125,7 +125,7 @@ def allocation(
 @stage("batch norm", ("loss", "bn_reference"))
 def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
     """Batch-norm tuning on most of the samples, judged on the others."""
-    data, held_out = parted(job.data)
+    data, held_out = train_validation_split(job.data)
     teacher = Teacher(job.model, held_out, job.recipe.get("loss"), TEMPERATURE)
     reference = job.recipe.get("bn_reference")
     return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
@@ -134,26 +134,26 @@ def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
 @stage("sequential", TRAINING, title="sequential training", part=Optimised)
 def sequential_training(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOINT) -> Trained:
     """Layer after layer, trained on the quantized network's inputs; kept if the held-out loss falls."""
-    teacher = Teacher(job.model, parted(job.data)[1], temperature=TEMPERATURE)
-    trained, obstacles = layerwise(job, checkpoint).sequential(plan)
+    teacher = Teacher(job.model, train_validation_split(job.data)[1], temperature=TEMPERATURE)
+    trained, skip_reasons = layerwise(job, checkpoint).sequential(plan)
     before, after = (teacher.loss_of(job.simulate(each)) for each in (plan, trained))
     if after < before:
-        return Trained(plan, trained, before, after, obstacles)
-    return Trained(plan, plan, before, before, obstacles)
+        return Trained(plan, trained, before, after, skip_reasons)
+    return Trained(plan, plan, before, before, skip_reasons)
 
 
-@stage("joint", ("engine", "steps", "seed", "strict"), title="joint training")
+@stage("end-to-end", ("engine", "steps", "seed", "strict"), title="end-to-end training")
 def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
     """All layers at once towards the float model's outputs, on most of the samples, judged on the others.
 
     Ensures a settled plan, unless something has no gradient: the last quarter of the steps trains on its scales. It may
     be worse than the start.
     """
-    early, late = schedules_for(job.recipe.steps, general=trained.is_general)
+    early, late = schedules_for(job.recipe.steps, generalizes=trained.generalizes)
     found = _through_network(job, trained.further, early, checkpoint)
-    if found.obstacle is not None:
+    if found.skip_reason is not None:
         return found
-    last = _through_network(job, settled(job, found.plan), late, checkpoint)
+    last = _through_network(job, final_scales(job, found.plan), late, checkpoint)
     return replace(last, before=found.before)
 
 
@@ -183,16 +183,16 @@ def trains_end_to_end(recipe: Recipe) -> bool:
     return recipe.training is not Training.PAPER and recipe.layer_optimizer is not LayerOptimizer.ADAROUND
 
 
-def better_of(job: Job, trained: Trained, joint: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:
-    """The settled plan to go on with, by joint training or by layers, and both told by what they gave."""
-    if joint.obstacle is None and joint.after < trained.after:
-        return joint.plan, trained if trained.is_general else trained.set_aside, joint
-    return settled(job, trained.plan), trained, replace(joint, before=trained.after, after=trained.after)
+def better_of(job: Job, trained: Trained, end_to_end: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:
+    """The settled plan to go on with, by end-to-end training or by layers, and both told by what they gave."""
+    if end_to_end.skip_reason is None and end_to_end.after < trained.after:
+        return end_to_end.plan, trained if trained.generalizes else trained.set_aside, end_to_end
+    return final_scales(job, trained.plan), trained, replace(end_to_end, before=trained.after, after=trained.after)
 
 
-def settled(job: Job, plan: QuantPlan) -> QuantPlan:
+def final_scales(job: Job, plan: QuantPlan) -> QuantPlan:
     """The plan as it is written: on scales that leave no rounding to chance, where the target wants that."""
-    return without_ties(job.model, job.layers, job.places, plan, job.target)
+    return with_rounding_safe_scales(job.model, job.layers, job.points, plan, job.target)
 
 
 def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:
@@ -207,9 +207,9 @@ def layerwise(job: Job, checkpoint: Checkpoint = NO_CHECKPOINT) -> Layerwise:
     return Layerwise(
         job.model,
         job.layers,
-        job.places,
+        job.points,
         job.target,
-        parted(job.data)[0],
+        train_validation_split(job.data)[0],
         replace(SCHEDULES[recipe.get("training")], steps=recipe.get("steps")),
         recipe.get("engine"),
         recipe.get("layer_optimizer"),
@@ -227,8 +227,8 @@ def _problem(job: Job, candidates: Candidates) -> Problem:
 
 
 def _through_network(job: Job, plan: QuantPlan, schedule: Schedule, checkpoint: Checkpoint) -> NetworkTuned:
-    data, held_out = parted(job.data)
+    data, held_out = train_validation_split(job.data)
     teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
     how = (job.recipe.get("engine"), schedule, job.recipe.seed, job.workers, job.recipe.get("strict"))
-    tuner = NetworkTuner(job.model, job.layers, job.places, job.target, data, teacher, *how)
+    tuner = NetworkTuner(job.model, job.layers, job.points, job.target, data, teacher, *how)
     return tuner.tune(plan, job.progress, checkpoint)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxcalib.analysis.evaluate import Evaluation
-from onnxcalib.analysis.histograms import LayerSpreads, Spread
+from onnxcalib.analysis.histograms import LayerHistograms, RangeHistogram
 from onnxcalib.analysis.layer_rows import ReportData, finite
 from onnxcalib.data import Dataset
 from onnxcalib.mixed_precision.allocate import proof
@@ -57,7 +57,7 @@ def stage_rows(result: Result) -> list[ReportData]:
     steps = (
         ("batch-norm tuning", result.tuned),
         (f"sequential {result.recipe.get('layer_optimizer')}", result.trained),
-        ("joint AdaQuant", result.joint),
+        ("end-to-end AdaQuant", result.end_to_end),
         ("bias tuning", result.biases),
     )
     return [
@@ -67,7 +67,7 @@ def stage_rows(result: Result) -> list[ReportData]:
     ]
 
 
-def mixed_numbers(result: Result) -> ReportData:
+def mixed_precision_data(result: Result) -> ReportData:
     """The sensitivity table, the compression-loss curve, and the point that was chosen."""
     if result.table is None or result.assigned is None:
         return {"sensitivity": None, "curve": [], "chosen": None}
@@ -84,18 +84,18 @@ def mixed_numbers(result: Result) -> ReportData:
         "measured_loss": found.measured_loss,
         "proof": proof(optimum.optimal, optimum.gap),
         "method": found.allocation.method,
-        "unseen_losses": {} if found.reranking is None else {**found.reranking.losses, "taken": found.reranking.least},
+        "mixup_losses": {} if found.reranking is None else {**found.reranking.losses, "taken": found.reranking.least},
     }
     return {"sensitivity": as_dict(table), "curve": points, "chosen": chosen}
 
 
-def spread_rows(found: Sequence[LayerSpreads]) -> list[ReportData]:
+def histogram_rows(found: Sequence[LayerHistograms]) -> list[ReportData]:
     """Histograms as lists."""
 
-    def plain(spread: Spread | None) -> ReportData | None:
-        if spread is None:
+    def plain(histogram: RangeHistogram | None) -> ReportData | None:
+        if histogram is None:
             return None
-        return {**dataclasses.asdict(spread), "counts": spread.counts.tolist(), "clipped": spread.clipped}
+        return {**dataclasses.asdict(histogram), "counts": histogram.counts.tolist(), "clipped": histogram.clipped}
 
     return [{"layer": each.layer, "weight": plain(each.weight), "input": plain(each.input)} for each in found]
 

@@ -27,7 +27,7 @@ SHOWN_WORST = 4
 FEW = 60  # layers up to which points are joined and bars have gaps
 
 
-def draw(numbers: ReportData) -> dict[str, Picture]:
+def draw(report: ReportData) -> dict[str, Picture]:
     """Every figure that the numbers have something for, by name."""
     makers: tuple[Callable[[ReportData], Drawing | None], ...] = (
         bits, sensitivity, curve, noise, hurting, histograms, tuning, size,
@@ -35,15 +35,15 @@ def draw(numbers: ReportData) -> dict[str, Picture]:
     pictures = {}
     with pyplot().rc_context(STYLE):
         for maker in makers:
-            drawn = maker(numbers)
+            drawn = maker(report)
             if drawn is not None:
                 pictures[drawn.name] = finish(drawn)
     return pictures
 
 
-def bits(numbers: ReportData) -> Drawing | None:
+def bits(report: ReportData) -> Drawing | None:
     """Weight and activation bits along the network."""
-    rows = numbers["layers"]
+    rows = report["layers"]
     drawn, (top, bottom) = drawing("bits", "Bits of every layer, from input to output", 3.9, 2, sharex=True)
     for axes, key, what in ((top, "weight_bits", "weights"), (bottom, "activation_bits", "activations")):
         highest = max(8, *(row[key] for row in rows))
@@ -62,9 +62,9 @@ def bits(numbers: ReportData) -> Drawing | None:
     return drawn
 
 
-def sensitivity(numbers: ReportData) -> Drawing | None:
+def sensitivity(report: ReportData) -> Drawing | None:
     """The increase of the loss by layer and precision."""
-    table = numbers["sensitivity"]
+    table = report["sensitivity"]
     if table is None:
         return None
     choices = sorted({choice for row in table["layers"] for choice in row["losses"]} - {table["base"]})
@@ -93,9 +93,9 @@ def sensitivity(numbers: ReportData) -> Drawing | None:
     return drawn
 
 
-def curve(numbers: ReportData) -> Drawing | None:
+def curve(report: ReportData) -> Drawing | None:
     """Loss against size by the integer program and both greedy rules, and what was chosen."""
-    points, chosen = numbers["curve"], numbers["chosen"]
+    points, chosen = report["curve"], report["chosen"]
     if not points:
         return None
     drawn, axes = drawing("curve", "Estimated loss against the size of all constants, relative to float", 3.8)
@@ -117,9 +117,9 @@ def curve(numbers: ReportData) -> Drawing | None:
     return drawn
 
 
-def noise(numbers: ReportData) -> Drawing | None:
+def noise(report: ReportData) -> Drawing | None:
     """Signal to noise of every layer, alone and with all that comes before it."""
-    rows = [row for row in numbers["layers"] if row["sqnr_db"] is not None]
+    rows = [row for row in report["layers"] if row["sqnr_db"] is not None]
     if not rows:
         return None
     drawn, axes = drawing("sqnr", "SQNR of every layer's output against the float model's", 3.8)
@@ -144,9 +144,9 @@ def noise(numbers: ReportData) -> Drawing | None:
     return drawn
 
 
-def hurting(numbers: ReportData) -> Drawing | None:
+def hurting(report: ReportData) -> Drawing | None:
     """The layers that alone cost the float model the most."""
-    rows = worst_rows(numbers["layers"])
+    rows = worst_rows(report["layers"])
     if not rows:
         return None
     caption = "The layers that hurt the most: their share of what all layers cost one by one"
@@ -164,9 +164,9 @@ def hurting(numbers: ReportData) -> Drawing | None:
     return drawn
 
 
-def histograms(numbers: ReportData) -> Drawing | None:
+def histograms(report: ReportData) -> Drawing | None:
     """Weights and inputs of the worst layers, with the ranges of their grids."""
-    rows = numbers["histograms"][:SHOWN_WORST]
+    rows = report["histograms"][:SHOWN_WORST]
     if not rows:
         return None
     caption = "The layers that hurt the most: values (bars) and the range of the grid (band)"
@@ -180,12 +180,12 @@ def histograms(numbers: ReportData) -> Drawing | None:
     return drawn
 
 
-def _histogram(axes: Any, spread: ReportData, title: str) -> None:
-    step = (spread["high"] - spread["low"]) / len(spread["counts"])
-    edges = [spread["low"] + step * place for place in range(len(spread["counts"]) + 1)]
-    axes.axvspan(spread["grid_low"], spread["grid_high"], color=BAND, lw=0)
-    axes.stairs(spread["counts"], edges, color=FIRST, fill=True, baseline=0.7)
-    for bound in (spread["grid_low"], spread["grid_high"]):
+def _histogram(axes: Any, histogram: ReportData, title: str) -> None:
+    step = (histogram["high"] - histogram["low"]) / len(histogram["counts"])
+    edges = [histogram["low"] + step * place for place in range(len(histogram["counts"]) + 1)]
+    axes.axvspan(histogram["range_low"], histogram["range_high"], color=BAND, lw=0)
+    axes.stairs(histogram["counts"], edges, color=FIRST, fill=True, baseline=0.7)
+    for bound in (histogram["range_low"], histogram["range_high"]):
         axes.axvline(bound, color=SECOND, lw=1.2, ls="--")
     axes.set_yscale("log")
     axes.minorticks_off()
@@ -193,9 +193,9 @@ def _histogram(axes: Any, spread: ReportData, title: str) -> None:
     axes.tick_params(labelsize=7)
 
 
-def tuning(numbers: ReportData) -> Drawing | None:
+def tuning(report: ReportData) -> Drawing | None:
     """Held-out losses before and after each step."""
-    rows = numbers["stages"]
+    rows = report["stages"]
     if not rows:
         return None
     drawn, axes = drawing("tuning", "Held-out softened loss before and after each step", 0.9 + 0.5 * len(rows))
@@ -213,9 +213,9 @@ def tuning(numbers: ReportData) -> Drawing | None:
     return drawn
 
 
-def size(numbers: ReportData) -> Drawing | None:
+def size(report: ReportData) -> Drawing | None:
     """Where the bytes of the file are."""
-    parts = {name: count for name, count in numbers["bytes"].items() if count}
+    parts = {name: count for name, count in report["bytes"].items() if count}
     if not parts:
         return None
     drawn, axes = drawing("size", "Bytes of the quantized file", 0.8 + 0.27 * len(parts))

@@ -11,20 +11,20 @@ from onnxcalib.errors import DataError
 from onnxcalib.report.data import FORMAT, sha256
 
 
-def find_story(output: Path, report: Path | None) -> ReportData | None:
+def find_report(output: Path, report: Path | None) -> ReportData | None:
     """The numbers of the report that is named, or of one beside the file that tells of just these bytes."""
     if report is None:
         beside = (_read(path) for path in sorted(output.parent.glob("*.json")))
-        return next((found for found in beside if found is not None and _tells_of(found, output)), None)
+        return next((found for found in beside if found is not None and _is_about(found, output)), None)
     path = report.with_suffix(".json")
     if not path.exists():
         raise DataError(f"report {path} does not exist.", "Quantize with --report, or name the .json beside the .html.")
-    story = _read(path)
-    if story is None:
+    found = _read(path)
+    if found is None:
         raise DataError(f"{path} is not a report's numbers.", "Name the .json that --report wrote.")
-    if not _tells_of(story, output):
+    if not _is_about(found, output):
         raise DataError(f"{path} tells of another file than {output}.", "Name the report of the run that wrote it.")
-    return story
+    return found
 
 
 def _read(path: Path) -> ReportData | None:
@@ -35,5 +35,5 @@ def _read(path: Path) -> ReportData | None:
     return found if isinstance(found, dict) and found.get("format") == FORMAT else None
 
 
-def _tells_of(story: ReportData, output: Path) -> bool:
-    return bool(story["repeat"]["sha256"]["output"] == sha256(output))
+def _is_about(found: ReportData, output: Path) -> bool:
+    return bool(found["repeat"]["sha256"]["output"] == sha256(output))

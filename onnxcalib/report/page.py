@@ -32,19 +32,19 @@ th { color: var(--muted); font-weight: 600; } .number { text-align: right; font-
 """
 
 
-def page(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
+def page(report: ReportData, pictures: Mapping[str, Picture]) -> str:
     """The whole page."""
-    repeat = numbers["repeat"]
+    repeat = report["repeat"]
     sections = (
-        ("outcome", "What was asked, and what came out", _outcome(numbers)),
-        ("bits", "Bits along the network", _bits(numbers, pictures)),
-        ("sensitivity", "Sensitivity of each layer", _sensitivity(numbers, pictures)),
-        ("curve", "Size against loss", _curve(numbers, pictures)),
-        ("layers", "Noise of each layer, and which hurt the most", _layers(numbers, pictures)),
-        ("histograms", "What the worst layers hold and read", _histograms(numbers, pictures)),
-        ("tuning", "Before and after tuning", _tuning(numbers, pictures)),
+        ("outcome", "What was asked, and what came out", _outcome(report)),
+        ("bits", "Bits along the network", _bits(report, pictures)),
+        ("sensitivity", "Sensitivity of each layer", _sensitivity(report, pictures)),
+        ("curve", "Size against loss", _curve(report, pictures)),
+        ("layers", "Noise of each layer, and which hurt the most", _layers(report, pictures)),
+        ("histograms", "What the worst layers hold and read", _histograms(report, pictures)),
+        ("tuning", "Before and after tuning", _tuning(report, pictures)),
         ("size", "Where the bytes are", _figure(pictures, "size")),
-        ("float", "What stays float, and why", _float(numbers)),
+        ("float", "What stays float, and why", _float(report)),
         ("repeat", "How to repeat this run", _repeat(repeat)),
     )
     body = "\n".join(f'<section id="{key}"><h2>{title}</h2>\n{text}</section>' for key, title, text in sections)
@@ -57,8 +57,8 @@ def page(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     )
 
 
-def _outcome(numbers: ReportData) -> str:
-    asked, out = numbers["asked"], numbers["outcome"]
+def _outcome(report: ReportData) -> str:
+    asked, out = report["asked"], report["outcome"]
     before, after = out["float"], out["quantized"]
     share = 100 * after["bytes"] / before["bytes"]
     cards = [("size", f"{share:.1f} %", f"{after['bytes']:,} of {before['bytes']:,} bytes")]
@@ -82,31 +82,31 @@ def _outcome(numbers: ReportData) -> str:
     )
 
 
-def _bits(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
+def _bits(report: ReportData, pictures: Mapping[str, Picture]) -> str:
     counts: dict[str, int] = {}
-    for row in numbers["layers"]:
+    for row in report["layers"]:
         counts[row["bits"]] = counts.get(row["bits"], 0) + 1
     mix = ", ".join(f"{count} at {name}" for name, count in sorted(counts.items()))
-    return f"<p>{len(numbers['layers'])} layers: {mix}.</p>" + _figure(pictures, "bits")
+    return f"<p>{len(report['layers'])} layers: {mix}.</p>" + _figure(pictures, "bits")
 
 
-def _sensitivity(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
-    if numbers["sensitivity"] is None:
+def _sensitivity(report: ReportData, pictures: Mapping[str, Picture]) -> str:
+    if report["sensitivity"] is None:
         return (
             "<p>One precision was asked for, so nothing was measured to choose from. Which layers cost the most at it "
             "is below. For a table, type <code>onnxcalib sensitivity</code>, or give <code>--bits</code> a list.</p>"
         )
     if "sensitivity" not in pictures:
         return "<p>No layer loses anything that could be measured at any precision on offer.</p>"
-    samples = numbers["sensitivity"]["samples"]
+    samples = report["sensitivity"]["samples"]
     return (
         f"<p>Measured on {samples} samples. Dots on the foot of the axis lose nothing that could be measured.</p>"
         + _figure(pictures, "sensitivity")
     )
 
 
-def _curve(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
-    chosen = numbers["chosen"]
+def _curve(report: ReportData, pictures: Mapping[str, Picture]) -> str:
+    chosen = report["chosen"]
     if chosen is None:
         return "<p>There is a curve where bits are mixed: <code>--bits w4a4,w8a8 --compression 0.18</code>.</p>"
     found = f"best by estimate ({chosen['proof']})"
@@ -119,8 +119,8 @@ def _curve(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     )
 
 
-def _layers(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
-    worst = worst_rows(numbers["layers"])
+def _layers(report: ReportData, pictures: Mapping[str, Picture]) -> str:
+    worst = worst_rows(report["layers"])
     if worst:
         names = ("layer", "bits", "share, %", "SQNR, dB", "alone, dB", "to help it, type")
         rows = [
@@ -140,10 +140,10 @@ def _layers(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
             _number(row["sqnr_db"]), _number(row["alone_db"]),
             "-" if row["loss_share"] is None else f"{100 * row['loss_share']:.1f}",
         )
-        for row in numbers["layers"]
+        for row in report["layers"]
     ]  # fmt: skip
     return (
-        f"<p>On {numbers['loss']['samples']} calibration samples, after the bias and before the activation. A layer's "
+        f"<p>On {report['loss']['samples']} calibration samples, after the bias and before the activation. A layer's "
         "share: the float model's softened loss with this layer alone as it is in the file, of the sum of these over "
         "all layers.</p>"
         + _figure(pictures, "sqnr")
@@ -155,37 +155,37 @@ def _layers(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
     )
 
 
-def _histograms(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
-    if not numbers["histograms"]:
+def _histograms(report: ReportData, pictures: Mapping[str, Picture]) -> str:
+    if not report["histograms"]:
         return "<p>No layer hurts enough to be looked at.</p>"
     rows = []
-    for row in numbers["histograms"]:
+    for row in report["histograms"]:
         for what in ("weight", "input"):
             if row[what] is not None:
                 clipped = f"{100 * row[what]['clipped']:.2f}"
                 span = f"{row[what]['low']:.4g} to {row[what]['high']:.4g}"
-                grid = f"{row[what]['grid_low']:.4g} to {row[what]['grid_high']:.4g}"
-                rows.append((_code(row["layer"]), what, span, grid, clipped))
+                qparams = f"{row[what]['range_low']:.4g} to {row[what]['range_high']:.4g}"
+                rows.append((_code(row["layer"]), what, span, qparams, clipped))
     note = (
         "<p>Counts are logarithmic. Weights are in steps of each channel's grid; zeros among inputs are left out.</p>"
     )
     return note + _figure(pictures, "histograms") + _table(("layer", "of", "values", "grid", "clipped, %"), rows, {4})
 
 
-def _tuning(numbers: ReportData, pictures: Mapping[str, Picture]) -> str:
-    if not numbers["stages"]:
+def _tuning(report: ReportData, pictures: Mapping[str, Picture]) -> str:
+    if not report["stages"]:
         return "<p>The plain pipeline tunes nothing: add <code>--pipeline light</code> or <code>advanced</code>.</p>"
     rows = [
         (row["stage"], f"{row['before']:.4g}", f"{row['after']:.4g}", "yes" if row["kept"] else "no: it did not help")
-        for row in numbers["stages"]
+        for row in report["stages"]
     ]
     return _figure(pictures, "tuning") + _table(("step", "before", "after", "kept"), rows, {1, 2})
 
 
-def _float(numbers: ReportData) -> str:
-    if not numbers["float"]:
+def _float(report: ReportData) -> str:
+    if not report["float"]:
         return "<p>Every Conv, Gemm and MatMul is quantized.</p>"
-    rows = [(_code(row["node"]), row["op"], _text(row["reason"])) for row in numbers["float"]]
+    rows = [(_code(row["node"]), row["op"], _text(row["reason"])) for row in report["float"]]
     return f"<div class=scroll>{_table(('node', 'op', 'why'), rows)}</div>"
 
 

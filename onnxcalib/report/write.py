@@ -11,7 +11,7 @@ import onnx
 
 from onnxcalib.analysis.diagnose import diagnose
 from onnxcalib.analysis.evaluate import evaluate_files
-from onnxcalib.analysis.histograms import spreads
+from onnxcalib.analysis.histograms import layer_histograms
 from onnxcalib.analysis.layer_rows import ReportData, layer_rows, with_advice, worst_rows
 from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
 from onnxcalib.errors import OutputError
@@ -115,9 +115,9 @@ def _gather(run: _Run, test: Dataset | None, progress: Progress) -> ReportData:
         "layers": rows,
         "loss": {"whole": diagnosis.loss, "samples": diagnosis.samples},
         "float": collect.float_rows(result),
-        **collect.mixed_numbers(result),
+        **collect.mixed_precision_data(result),
         "stages": collect.stage_rows(result),
-        "histograms": collect.spread_rows(spreads(prepared, worst, file, mixed)) if worst else [],
+        "histograms": collect.histogram_rows(layer_histograms(prepared, worst, file, mixed)) if worst else [],
         "bytes": collect.byte_rows(run.output),
         "repeat": collect.repeat(result.recipe, run.model, run.output, data, run.shown),
     }

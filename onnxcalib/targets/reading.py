@@ -96,7 +96,7 @@ KEYS: Mapping[str, _Key] = {
     "bias.type": _enum("bias", Bias),
     "bias.ops": _words("bias_ops", LAYER_OPS[:3]),
     "scales.power_of_two": _flag("power_of_two"),
-    "scales.tie_free": _flag("tie_free"),
+    "scales.rounding_safe": _flag("rounding_safe"),
     "graph.format": _enum("format", Format),
     "graph.placement": _enum("placement", Placement),
     "graph.float_compute": _flag("float_compute"),

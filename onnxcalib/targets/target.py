@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from onnxcalib.numerics.quant_params import GridKind
+from onnxcalib.numerics.quant_params import QuantScheme
 
 BLOCK_OPSET = 21  # the first with int4 tensors and with scales for blocks
 
@@ -21,11 +21,11 @@ class Placement(enum.StrEnum):
 
 
 class Storage(enum.StrEnum):
-    """How weight codes narrower than eight bits lie in the file."""
+    """How quantized weights narrower than eight bits lie in the file."""
 
     INT8 = "int8"  # one byte a code
     BIT_PLANES = "planes"  # packed bits that the runtime unpacks once, at load
-    INT4 = "int4"  # at four bits two codes a byte, else one
+    INT4 = "int4"  # at four bits two quantized values a byte, else one
     INT4_CAST = "int4-cast"  # the same, cast to int8 before it is dequantized
 
 
@@ -38,7 +38,7 @@ class Bias(enum.StrEnum):
 
 
 class Narrow(enum.StrEnum):
-    """How an activation is kept within fewer codes than its container has."""
+    """How an activation is kept within fewer quantized values than its container has."""
 
     CLIP_CODES = "clip-codes"  # a Clip on the integers, between the quantizer and the dequantizer
     CLIP_VALUES = "clip-values"  # a Clip on the floats, before the quantizer
@@ -106,7 +106,7 @@ class Target:
     narrow: Narrow = Narrow.CLIP_CODES
     format: Format = Format.QDQ
     power_of_two: bool = False  # scales of activations and weights
-    tie_free: bool = False  # scales move so that no result lies halfway between two codes
+    rounding_safe: bool = False  # scales move so that no result lies halfway between two quantized values
     float_compute: bool = False  # keep runtimes from fusing convolutions into integer kernels
     fixed_shapes: bool = False  # a free batch is written as one
     shared_constants: bool = True  # equal constants are stored once
@@ -134,7 +134,7 @@ class Target:
 
     @property
     def weight_only(self) -> Target:
-        """The target where activations stay float: codes in the form that runtimes unpack within the product."""
+        """The target where activations stay float: weights in the form that runtimes unpack within the product."""
         return replace(
             self,
             bias=Bias.FLOAT,
@@ -144,16 +144,16 @@ class Target:
             float_compute=False,
         )
 
-    def activation_kind(self, bits: int, *, positive: bool = False) -> GridKind:
+    def activation_scheme(self, bits: int, *, positive: bool = False) -> QuantScheme:
         """The form of an activation's grid; positive says that no value is below zero."""
         signed, symmetric = self.signed_activations, self.symmetric_activations
         if self.unsigned_if_positive and positive:
-            return GridKind(bits, signed=False, symmetric=True, power_of_two=self.power_of_two, positive=True)
-        return GridKind(bits, signed, symmetric, self.power_of_two, whole=signed and symmetric)
+            return QuantScheme(bits, signed=False, symmetric=True, power_of_two=self.power_of_two, positive=True)
+        return QuantScheme(bits, signed, symmetric, self.power_of_two, whole=signed and symmetric)
 
-    def weight_kind(self, bits: int) -> GridKind:
+    def weight_scheme(self, bits: int) -> QuantScheme:
         """The form of a weight's grid."""
-        return GridKind(bits, self.signed_weights, self.symmetric_weights, self.power_of_two)
+        return QuantScheme(bits, self.signed_weights, self.symmetric_weights, self.power_of_two)
 
     def has_channels(self, op: str) -> bool:
         """Whether a layer of that op may have one weight scale a channel."""

@@ -1,4 +1,4 @@
-"""Batch-norm tuning: statistics against NumPy, and re-fusing that leaves the codes of a file alone."""
+"""Batch-norm tuning: statistics against NumPy, and re-fusing that leaves the quantized values of a file alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from models import (
     run,
     transformer_block,
 )
-from onnxcalib.algorithms.batchnorm import LIMITS, ROUNDS, refuse
+from onnxcalib.algorithms.batchnorm import LIMITS, ROUNDS, refold
 from onnxcalib.model.channel_statistics import (
     REACH,
     bound_names,
@@ -46,7 +46,7 @@ ALL = 1e9  # so far that no value is an outlier: then re-fusing restores the sta
 
 
 def stored_codes(model: onnx.ModelProto) -> dict[str, bytes]:
-    """The weight codes of a written file: plain bytes or bit planes."""
+    """The quantized weights of a written file: plain bytes or bit planes."""
     return {
         tensor.name: tensor.raw_data
         for tensor in model.graph.initializer
@@ -149,16 +149,16 @@ def test_biases_do_not_saturate(bits: str, reference: BatchNormReference) -> Non
     job = job_for(faint_channels(), bits)
     plan, tuner = plan_of(job), tuner_of(job, reference)
     for _ in range(ROUNDS):
-        plan = refuse(plan, job.layers, job.target, *tuner.statistics(plan, silent), scale=True)
+        plan = refold(plan, job.layers, job.target, *tuner.statistics(plan, silent), scale=True)
         written = job.write(plan)
-        codes = [
+        quantized = [
             numpy_helper.to_array(it) for it in written.graph.initializer if it.data_type == onnx.TensorProto.INT32
         ]
-        largest = max(int(np.abs(values.astype(np.int64)).max()) for values in codes)
+        largest = max(int(np.abs(values.astype(np.int64)).max()) for values in quantized)
         assert 0 < largest < 2**30 + 2**24
         for params in plan.layers.values():
-            assert np.isfinite(params.grid.scale).all()
-            assert (params.grid.scale > 0).all()
+            assert np.isfinite(params.qparams.scale).all()
+            assert (params.qparams.scale > 0).all()
             assert params.bias is not None
             assert np.isfinite(params.bias).all()
         assert np.isfinite(run(written, feed_for(faint_channels(), 4))["y"]).all()
@@ -169,7 +169,7 @@ def test_equal_statistics_change_no_bit_of_the_file(target: str) -> None:
     job = job_for(faint_channels(), "w4a4", target)
     plan = plan_of(job)
     wanted = tuner_of(job).statistics(plan, silent)[0]
-    same = refuse(plan, job.layers, job.target, wanted, wanted, scale=True)
+    same = refold(plan, job.layers, job.target, wanted, wanted, scale=True)
     assert job.write(same).SerializeToString(deterministic=True) == job.write(plan).SerializeToString(
         deterministic=True
     )
@@ -191,14 +191,14 @@ def test_the_codes_are_those_before(bits: str, target: str) -> None:
     moved = 0
     for name, before in plain.plan.layers.items():
         after = tuned.plan.layers[name]
-        np.testing.assert_array_equal(after.codes, before.codes)
-        np.testing.assert_array_equal(after.grid.zero_point, before.grid.zero_point)
-        assert (after.grid.bits, after.grid.low, after.grid.high) == (
-            before.grid.bits,
-            before.grid.low,
-            before.grid.high,
+        np.testing.assert_array_equal(after.quantized, before.quantized)
+        np.testing.assert_array_equal(after.qparams.zero_point, before.qparams.zero_point)
+        assert (after.qparams.bits, after.qparams.low, after.qparams.high) == (
+            before.qparams.bits,
+            before.qparams.low,
+            before.qparams.high,
         )
-        assert (after.grid.scale > 0).all()
+        assert (after.qparams.scale > 0).all()
         moved += not np.array_equal(after.bias, before.bias)
     assert moved > 0
 
@@ -230,22 +230,22 @@ def test_layers_without_a_bias_gain_one(target: str) -> None:
     job = job_for(model, "w3a8", target)
     plan = plan_of(job)
     assert all(params.bias is None for params in plan.layers.values())
-    tuned = refuse(plan, job.layers, job.target, *tuner_of(job).statistics(plan, silent), scale=True)
+    tuned = refold(plan, job.layers, job.target, *tuner_of(job).statistics(plan, silent), scale=True)
     for name in ("conv", "depth", "up", "single", "fc"):
         assert tuned.layers[name].bias is not None, name
         assert np.abs(tuned.layers[name].bias).max() > 0
-        np.testing.assert_array_equal(tuned.layers[name].codes, plan.layers[name].codes)
+        np.testing.assert_array_equal(tuned.layers[name].quantized, plan.layers[name].quantized)
     # One grid for a whole tensor can only be shifted; a MatMul has no place for even that.
-    assert tuned.layers["up"].grid is plan.layers["up"].grid
-    assert tuned.layers["up"].grid.axis is None
+    assert tuned.layers["up"].qparams is plan.layers["up"].qparams
+    assert tuned.layers["up"].qparams.axis is None
     assert tuned.layers["last"] is plan.layers["last"]
     for name in ("conv", "depth", "single", "fc"):
-        assert not np.array_equal(tuned.layers[name].grid.scale, plan.layers[name].grid.scale), name
+        assert not np.array_equal(tuned.layers[name].qparams.scale, plan.layers[name].qparams.scale), name
     written = job.write(tuned)
     onnx.checker.check_model(written)
     data = feed_for(model, SAMPLES)
-    truth = run(model, data)["y"]
-    errors = [np.square(run(job.write(it), data)["y"] - truth).mean() for it in (plan, tuned)]
+    reference = run(model, data)["y"]
+    errors = [np.square(run(job.write(it), data)["y"] - reference).mean() for it in (plan, tuned)]
     assert errors[1] < errors[0]
 
 
@@ -268,7 +268,7 @@ def test_the_written_model_has_the_statistics_of_the_float_model(builder: Callab
     job = job_for(model, "w4a8", "paper")
     plan = plan_of(job)
     wanted, found = tuner_of(job, reach=ALL).statistics(plan, silent)
-    tuned = refuse(plan, job.layers, job.target, wanted, found, scale=True)
+    tuned = refold(plan, job.layers, job.target, wanted, found, scale=True)
     layers = [layer for layer in job.layers if layer.name in wanted]
     assert {layer.name for layer in job.layers} - set(wanted) <= {"key", "value"}
     measured = run(with_statistics(job.write(tuned), layers, reach=ALL), feed_for(model, SAMPLES))
@@ -298,14 +298,14 @@ def test_negative_gamma_is_restored_by_its_size() -> None:
     measured = tuner_of(job, reach=ALL).statistics(plan, silent)[0]
     for name in ("head", "fc"):
         np.testing.assert_array_equal(wanted[name].mean, measured[name].mean)
-    tuned = refuse(plan, job.layers, job.target, wanted, found, scale=True)
+    tuned = refold(plan, job.layers, job.target, wanted, found, scale=True)
     again = run(with_statistics(job.write(tuned), job.layers[:1], reach=ALL), feed_for(model, SAMPLES))
     factor = np.sqrt(wanted["stem"].variance / found["stem"].variance)
     kept = (factor > LIMITS[0]) & (factor < LIMITS[1])
     assert kept.any()
     np.testing.assert_allclose(again["stem:mean"], stem.batch_norm.beta, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(np.sqrt(again["stem:variance"])[kept], np.abs(stem.batch_norm.gamma)[kept], rtol=1e-3)
-    assert all((params.grid.scale > 0).all() for params in tuned.layers.values())
+    assert all((params.qparams.scale > 0).all() for params in tuned.layers.values())
 
 
 def trained() -> onnx.ModelProto:

@@ -17,7 +17,7 @@ from onnxcalib.algorithms.batchnorm import ROUNDS
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import first
 from onnxcalib.numerics.losses import TEMPERATURE
-from onnxcalib.numerics.quant_params import Grid
+from onnxcalib.numerics.quant_params import QuantParams
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.pipelines import quantize as quantize_model
 from onnxcalib.pipeline.stages import batch_norm_tuning
@@ -48,12 +48,12 @@ def test_the_better_of_scaling_and_shifting_is_kept() -> None:
     tuned = judged(job, plan, 1.0, 1.2, 0.5, 0.7, 0.6)
     assert (tuned.before, tuned.after, tuned.rounds) == (1.0, 0.5, 1)
     for name, params in tuned.plan.layers.items():
-        np.testing.assert_array_equal(params.grid.scale, plan.layers[name].grid.scale)
+        np.testing.assert_array_equal(params.qparams.scale, plan.layers[name].qparams.scale)
     assert any(not np.array_equal(it.bias, plan.layers[name].bias) for name, it in tuned.plan.layers.items())
     tuned = judged(job, plan, 1.0, 0.4, 0.5, 0.7, 0.6)
     assert (tuned.after, tuned.rounds) == (0.4, 1)
-    scales = {name: params.grid.scale for name, params in tuned.plan.layers.items()}
-    assert not any(np.array_equal(scales[name], plan.layers[name].grid.scale) for name in ("stem", "depth", "fc"))
+    scales = {name: params.qparams.scale for name, params in tuned.plan.layers.items()}
+    assert not any(np.array_equal(scales[name], plan.layers[name].qparams.scale) for name in ("stem", "depth", "fc"))
 
 
 def test_rounds_end() -> None:
@@ -73,8 +73,8 @@ def test_tuning_lowers_the_held_out_loss(target: str) -> None:
     assert result.tuned.after < 0.7 * result.tuned.before
     plain = quantize_model(model, data, replace(recipe, pipeline=Pipeline.PLAIN))
     fresh = feed_for(model, 100, seed=7)
-    truth = run(model, fresh)["y"]
-    errors = [np.square(run(it.model, fresh)["y"] - truth).mean() for it in (plain, result)]
+    reference = run(model, fresh)["y"]
+    errors = [np.square(run(it.model, fresh)["y"] - reference).mean() for it in (plain, result)]
     assert errors[1] < 0.8 * errors[0]
 
 
@@ -120,9 +120,9 @@ def test_grids_of_activations_stay() -> None:
         quantize_model(model, feed_for(model, 32), Recipe(it, **shared)) for it in (Pipeline.PLAIN, Pipeline.LIGHT)
     )
 
-    def grids(plan: QuantPlan) -> dict[str, Grid]:
-        return {**plan.carried, **plan.inputs}
+    def all_qparams(plan: QuantPlan) -> dict[str, QuantParams]:
+        return {**plan.shared, **plan.inputs}
 
-    assert grids(tuned.plan).keys() == grids(plain.plan).keys()
-    for name, grid in grids(plain.plan).items():
-        assert grids(tuned.plan)[name] == grid
+    assert all_qparams(tuned.plan).keys() == all_qparams(plain.plan).keys()
+    for name, qparams in all_qparams(plain.plan).items():
+        assert all_qparams(tuned.plan)[name] == qparams

@@ -14,7 +14,7 @@ from onnxcalib import Pipeline, Precision, Recipe, quantize
 from onnxcalib.algorithms.equalization import best_ranges
 from onnxcalib.analysis.compare import compare_layers
 from onnxcalib.analysis.diagnose import diagnose
-from onnxcalib.model.equalize import METADATA, QUARTERS, equalized_as, exponents_of, factors_of, find_uneven
+from onnxcalib.model.equalize import METADATA, QUARTERS, equalized_as, exponents_of, factors_of, find_equalization_pairs
 from onnxcalib.model.quantized import read_quantized
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.stages import equalization, equalize
@@ -52,12 +52,12 @@ def job_of(model: onnx.ModelProto, target: str = "ort", **more: object) -> Job:
 
 def assert_alike(one: Job, other: Job, feed: Arrays) -> None:
     """Two float models, but for the rounding of float32."""
-    found, truth = (run(job.model.proto, feed)["y"] for job in (one, other))
-    np.testing.assert_allclose(found, truth, rtol=0, atol=1e-5 * np.abs(truth).max())
+    found, reference = (run(job.model.proto, feed)["y"] for job in (one, other))
+    np.testing.assert_allclose(found, reference, rtol=0, atol=1e-5 * np.abs(reference).max())
 
 
 def names(job: Job) -> list[str]:
-    return [each.maker.name for each in find_uneven(job.model, job.layers, job.target)]
+    return [each.maker.name for each in find_equalization_pairs(job.model, job.layers, job.target)]
 
 
 @pytest.mark.parametrize("activation", ["Clip (b1, zero, six)", "Relu (b1)", "LeakyRelu (b1)", "Clip (b1, zero)"])
@@ -126,11 +126,11 @@ def test_a_weight_that_two_layers_share_stays_as_it_is() -> None:
 def test_quiet_channels_keep_their_signal_in_the_written_file() -> None:
     model = separable("Relu (b1)", reads="x")
     data = feed_for(model, 64)
-    truth = run(model, data)["y"]
+    reference = run(model, data)["y"]
     noise = {}
     for pipeline in (Pipeline.PLAIN, Pipeline.LIGHT):
         made = quantize(model, data, Recipe(pipeline, bits=(Precision.parse("w8a4"),))).model
-        noise[pipeline] = float(((run(made, data)["y"] - truth) ** 2).mean())
+        noise[pipeline] = float(((run(made, data)["y"] - reference) ** 2).mean())
         assert ("stem" in exponents_of(made)) == (pipeline is Pipeline.LIGHT)
     assert noise[Pipeline.LIGHT] < 0.7 * noise[Pipeline.PLAIN]
 

@@ -1,4 +1,4 @@
-"""Scales that leave no result halfway between two codes."""
+"""Scales that leave no result halfway between two quantized values."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from onnxcalib import Precision, RangeMethod, Recipe, quantize
 from onnxcalib.algorithms.rounding_safe import ACTIVATION_MOVE, MOST_WEIGHT_MOVE
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.fractions import MOST
-from onnxcalib.numerics.quant_params import Grid
+from onnxcalib.numerics.quant_params import QuantParams
 from onnxcalib.pipeline.job import Job, start
-from onnxcalib.pipeline.stages import settled, statistics, uniform_plan
+from onnxcalib.pipeline.stages import final_scales, statistics, uniform_plan
 from onnxcalib.plan import QuantPlan
 
 UNOPTIMIZED = {"graph_optimization_level": ort.GraphOptimizationLevel.ORT_DISABLE_ALL}
@@ -62,7 +62,7 @@ def planned(model: onnx.ModelProto, target: str) -> tuple[Job, QuantPlan]:
 
 
 def nearest_tie(file: onnx.ModelProto, feed: dict[str, np.ndarray], but: tuple[str, ...] = ()) -> float:
-    """How near to halfway between two codes anything comes that the file computes and rounds, in steps."""
+    """How near to halfway between two quantized values anything comes that the file computes and rounds, in steps."""
     scales = {tensor.name: numpy_helper.to_array(tensor) for tensor in file.graph.initializer}
     quantizers = [node for node in file.graph.node if node.op_type == "QuantizeLinear"]
     rounded = {node.input[0]: scales[node.input[1]] for node in quantizers if node.input[0] not in (*feed, *but)}
@@ -82,7 +82,7 @@ def test_nothing_comes_near_a_tie(name: str, target: str) -> None:
     # What OpenVINO takes a mean of was not rounded before, and so the mean is no multiple of a step.
     means = ("f",) if target == "openvino" else ()
     assert nearest_tie(job.write(plan), feed, means) < SAFE
-    assert nearest_tie(job.write(settled(job, plan)), feed, means) > SAFE
+    assert nearest_tie(job.write(final_scales(job, plan)), feed, means) > SAFE
 
 
 @pytest.mark.parametrize("target", ["ort", "openvino"])
@@ -98,13 +98,15 @@ def test_fused_and_unfused_kernels_compute_the_same(target: str) -> None:
 @pytest.mark.parametrize("target", ["ort", "openvino", "rknn"])
 def test_scales_move_by_little_and_codes_stay(target: str) -> None:
     job, plan = planned(padded_shortcut(), target)
-    final = settled(job, plan)
-    moves = [final.layers[name].grid.scale / params.grid.scale - 1 for name, params in plan.layers.items()]
+    final = final_scales(job, plan)
+    moves = [final.layers[name].qparams.scale / params.qparams.scale - 1 for name, params in plan.layers.items()]
     assert 0 < max(np.abs(move).max() for move in moves) <= MOST_WEIGHT_MOVE * 1.001
-    assert all(final.layers[name].codes is params.codes for name, params in plan.layers.items())
-    for before, after in ((plan.carried, final.carried), (plan.inputs, final.inputs)):
-        assert all(np.abs(after[name].scale / grid.scale - 1) < 3 * ACTIVATION_MOVE for name, grid in before.items())
-        assert all(after[name].zero_point == grid.zero_point for name, grid in before.items())
+    assert all(final.layers[name].quantized is params.quantized for name, params in plan.layers.items())
+    for before, after in ((plan.shared, final.shared), (plan.inputs, final.inputs)):
+        assert all(
+            np.abs(after[name].scale / qparams.scale - 1) < 3 * ACTIVATION_MOVE for name, qparams in before.items()
+        )
+        assert all(after[name].zero_point == qparams.zero_point for name, qparams in before.items())
 
 
 def pooled_net() -> onnx.ModelProto:
@@ -142,30 +144,30 @@ def test_no_scale_moves_beyond_where_an_activation_cuts(pooled: tuple[Job, Quant
     """Ranges that end at the cut, as those of extremes do, or somewhat below it."""
     (job, plan), rng = pooled, np.random.default_rng(seed)
 
-    def moved(name: str, grid: Grid) -> Grid:
+    def moved(name: str, qparams: QuantParams) -> QuantParams:
         high = CUTS.get(name, rng.uniform(1, 8)) * rng.choice([1.0, 0.9999, 0.997, 0.99, rng.uniform(0.5, 1)])
-        return replace(grid, scale=np.array(high / 255, np.float32))
+        return replace(qparams, scale=np.array(high / 255, np.float32))
 
-    carried = {name: moved(name, grid) for name, grid in plan.carried.items()}
-    carried["q"] = carried["p"]  # one grid for both
-    final = settled(job, replace(plan, carried=carried))
-    assert set(CUTS) <= set(final.carried)
-    for name, grid in carried.items():
-        assert np.abs(final.carried[name].scale / grid.scale - 1) < 3 * ACTIVATION_MOVE
-        assert final.carried[name].range[1] <= CUTS.get(name, np.inf), name
-    assert any(final.carried[name].scale != grid.scale for name, grid in carried.items())
+    shared = {name: moved(name, qparams) for name, qparams in plan.shared.items()}
+    shared["q"] = shared["p"]  # one grid for both
+    final = final_scales(job, replace(plan, shared=shared))
+    assert set(CUTS) <= set(final.shared)
+    for name, qparams in shared.items():
+        assert np.abs(final.shared[name].scale / qparams.scale - 1) < 3 * ACTIVATION_MOVE
+        assert final.shared[name].range[1] <= CUTS.get(name, np.inf), name
+    assert any(final.shared[name].scale != qparams.scale for name, qparams in shared.items())
 
 
-@pytest.mark.parametrize("other", [{"tie_free": False}, {"power_of_two": True}, {"float_activations": True}])
+@pytest.mark.parametrize("other", [{"rounding_safe": False}, {"power_of_two": True}, {"float_activations": True}])
 def test_a_target_that_does_not_ask_keeps_its_plan(other: dict[str, bool]) -> None:
     job, plan = planned(padded_shortcut(), "ort")
     job = replace(job, target=replace(job.target, **other))
-    assert settled(job, plan) is plan
+    assert final_scales(job, plan) is plan
 
 
 def test_tensors_that_keep_a_grid_still_do() -> None:
     job, plan = planned(padded_shortcut(), "ort")
-    final = settled(job, plan)
-    kept = {name: place.same_grid_as for name, place in job.places.tensors.items() if place.same_grid_as}
+    final = final_scales(job, plan)
+    kept = {name: place.same_qparams_as for name, place in job.points.tensors.items() if place.same_qparams_as}
     assert kept
-    assert all(final.carried[name].scale == final.carried[source].scale for name, source in kept.items())
+    assert all(final.shared[name].scale == final.shared[source].scale for name, source in kept.items())

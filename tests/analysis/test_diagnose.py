@@ -11,7 +11,7 @@ import pytest
 from models import Arrays, conv_net, feed_for, run, transformer_block
 from onnxcalib import Precision, RangeMethod, Recipe, quantize
 from onnxcalib.analysis.diagnose import Diagnosis, diagnose
-from onnxcalib.analysis.histograms import LayerSpreads, spreads
+from onnxcalib.analysis.histograms import LayerHistograms, layer_histograms
 from onnxcalib.data import open_data
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.prepare import Model
@@ -51,8 +51,8 @@ def test_the_noise_of_each_layer_is_that_of_plain_onnxruntime(target: str) -> No
     assert [each.layer for each in found.layers] == ["stem", "depth", "project", "head", "fc"]
     assert found.samples == 12
     for each in found.layers:
-        truth, guess = (node_output(proto, each.layer, data) for proto in (ready.proto, written))
-        expected = 10 * np.log10((truth**2).sum() / ((truth - guess) ** 2).sum())
+        reference, guess = (node_output(proto, each.layer, data) for proto in (ready.proto, written))
+        expected = 10 * np.log10((reference**2).sum() / ((reference - guess) ** 2).sum())
         assert each.sqnr_db == pytest.approx(expected, abs=0.05)
         assert each.alone_db >= each.sqnr_db - 3  # its own noise is not more than that of all before it together
 
@@ -87,10 +87,10 @@ def test_a_bias_behind_a_matmul_belongs_to_its_layer() -> None:
     assert all(np.isfinite([each.sqnr_db, each.alone_db, each.alone_loss]).all() for each in found.layers)
 
 
-def spreads_of(model: onnx.ModelProto, data: Arrays, name: str) -> tuple[LayerSpreads, Model, onnx.ModelProto]:
+def spreads_of(model: onnx.ModelProto, data: Arrays, name: str) -> tuple[LayerHistograms, Model, onnx.ModelProto]:
     ready, written = prepared_and_written(model, data)
     opened = open_data(data, input_specs(ready.proto))
-    (found,) = spreads(ready, [find_layers(ready)[name]], read_quantized(written), opened)
+    (found,) = layer_histograms(ready, [find_layers(ready)[name]], read_quantized(written), opened)
     return found, ready, written
 
 
@@ -100,11 +100,11 @@ def test_histograms_hold_every_value_and_the_range_of_the_grid() -> None:
     found, _, written = spreads_of(model, data, "head")
     layer = next(each for each in read_quantized(written).layers if each.name == "head")
     assert found.weight.counts.sum() == 16 * 8
-    assert (found.weight.grid_low, found.weight.grid_high) == (-8, 7)
+    assert (found.weight.range_low, found.weight.range_high) == (-8, 7)
     assert found.weight.clipped == 0  # min-max ranges clip nothing
     assert found.input is not None
     assert layer.input is not None
-    assert (found.input.grid_low, found.input.grid_high) == pytest.approx([float(end) for end in layer.input.range])
+    assert (found.input.range_low, found.input.range_high) == pytest.approx([float(end) for end in layer.input.range])
     values = node_output(written, "sum", data)
     assert found.input.low == pytest.approx(values.min(), abs=0.5)
 
@@ -116,6 +116,8 @@ def test_weights_that_are_read_from_a_file_are_those_of_the_plan() -> None:
         result = quantize(model, data, Recipe(bits=(Precision(bits, 8),), ranges=RangeMethod.MINMAX))
         for layer in read_quantized(result.model).layers:
             params = result.plan.layers[layer.name]
-            np.testing.assert_array_equal(layer.codes, params.codes)
-            np.testing.assert_array_equal(dequantize(layer.codes, layer.weight), dequantize(params.codes, params.grid))
+            np.testing.assert_array_equal(layer.quantized, params.quantized)
+            np.testing.assert_array_equal(
+                dequantize(layer.quantized, layer.weight), dequantize(params.quantized, params.qparams)
+            )
             assert layer.bits == f"w{bits}a8"

@@ -106,8 +106,8 @@ def test_bytes_are_told_by_kind_and_layer(planted: Path) -> None:
     path = planted / "bad.onnx"
     text = told(Question.SIZE, Facts.read(path))
     names(text, f"{path.stat().st_size:,} bytes")
-    codes = sum(layer.stored for layer in Facts.read(path).file.layers)
-    assert codes == 216 + 72 + 16 + 128 + 80  # project: 64 weights of 2 bits
+    quantized = sum(layer.stored for layer in Facts.read(path).file.layers)
+    assert quantized == 216 + 72 + 16 + 128 + 80  # project: 64 weights of 2 bits
     (stem,) = [line for line in text.splitlines() if "stem" in line]
     names(stem, "w8a8", "216 bytes", 108, "4 bits")
 
@@ -164,8 +164,8 @@ def test_names_are_safe_from_the_shell_and_from_patterns() -> None:
     assert exclude("it's*") == """--exclude 'it'"'"'s[*]'"""
 
 
-def noise(truth: np.ndarray, guess: np.ndarray) -> float:
-    wanted = truth.astype(np.float64)
+def noise(reference: np.ndarray, guess: np.ndarray) -> float:
+    wanted = reference.astype(np.float64)
     return float(10 * np.log10((wanted**2).sum() / ((wanted - guess) ** 2).sum()))
 
 

@@ -148,10 +148,10 @@ def test_the_given_parameters_are_copied(engine: Engine) -> None:
 def test_a_feed_need_not_be_contiguous_nor_stay_alive(engine: Engine) -> None:
     gradients, feed = layer_gradients("conv", engine), layer_feed("conv")
     wanted = gradients.run(feed)
-    turned = {
+    transposed = {
         name: np.ascontiguousarray(value.transpose(1, 2, 3, 0)).transpose(3, 0, 1, 2) for name, value in feed.items()
     }
-    assert gradients.run(turned) == wanted
+    assert gradients.run(transposed) == wanted
 
 
 @each_engine

@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 
 from onnxcalib.autodiff.gradients import Gradients
-from onnxcalib.autodiff.micro_batches import Lanes
+from onnxcalib.autodiff.micro_batches import MicroBatchGradients
 from onnxcalib.recipe import Engine
 
 LOSS = """<ir_version: 8, opset_import: ["" : 17]>
@@ -31,21 +31,23 @@ def test_the_sum_over_pieces_is_the_gradient_of_the_whole(pieces: int, engine: E
     model, start, feeds = parts(pieces)
     whole = Gradients(model, start, engine)
     whole.run({"x": np.concatenate([feed["x"] for feed in feeds])})
-    found = Lanes(model, start, engine, workers=2).run(feeds)
+    found = MicroBatchGradients(model, start, engine, workers=2).run(feeds)
     np.testing.assert_allclose(found["w"], whole.gradients["w"], rtol=1e-5, atol=1e-5)
 
 
 def test_sums_do_not_depend_on_the_number_of_workers() -> None:
     model, start, feeds = parts(13)
-    found = [Lanes(model, start, Engine.AUTO, workers).run(feeds)["w"].tobytes() for workers in (1, 2, 3, 9)]
+    found = [
+        MicroBatchGradients(model, start, Engine.AUTO, workers).run(feeds)["w"].tobytes() for workers in (1, 2, 3, 9)
+    ]
     assert len(set(found)) == 1
 
 
 def test_all_workers_read_the_parameters_in_place() -> None:
     model, start, feeds = parts(4)
-    lanes = Lanes(model, start, Engine.AUTO, workers=4)
+    lanes = MicroBatchGradients(model, start, Engine.AUTO, workers=4)
     before = lanes.run(feeds)["w"]
     lanes.parameters["w"] += np.float32(0.5)
-    moved = Lanes(model, {"w": start["w"] + np.float32(0.5)}, Engine.AUTO, workers=1).run(feeds)["w"]
+    moved = MicroBatchGradients(model, {"w": start["w"] + np.float32(0.5)}, Engine.AUTO, workers=1).run(feeds)["w"]
     np.testing.assert_array_equal(lanes.run(feeds)["w"], moved)
     assert not np.array_equal(before, moved)

@@ -110,11 +110,11 @@ def test_conv_transpose(case: str) -> None:
     check(loss_model(f"h = Mul (x, p) y = ConvTranspose <{attributes}> (h, w, b)", inputs), ["p", "w", "b"])
 
 
-@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("transposed", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("bias", ["5", "3,1", "1,5", "3,5", "", None])
-def test_gemm(turned: tuple[int, int], bias: str | None) -> None:
-    inputs = {"a": "4,3" if turned[0] else "3,4", "b": "5,4" if turned[1] else "4,5"}
-    head = f"Gemm <transA={turned[0]}, transB={turned[1]}, alpha=0.7, beta=1.3>"
+def test_gemm(transposed: tuple[int, int], bias: str | None) -> None:
+    inputs = {"a": "4,3" if transposed[0] else "3,4", "b": "5,4" if transposed[1] else "4,5"}
+    head = f"Gemm <transA={transposed[0]}, transB={transposed[1]}, alpha=0.7, beta=1.3>"
     if bias is None:
         check(loss_model(f"y = {head} (a, b)", inputs), ["a", "b"])
         return

@@ -28,9 +28,9 @@ def quantizer_slopes(feed: Arrays, axis: int | None, low: int, high: int) -> Arr
     others = None if axis is None else tuple(other for other in range(3) if other != axis % 3)
     if others:
         s, z = (np.expand_dims(value, others) for value in (s, z))
-    codes = np.round((feed["x"] / s.astype(np.float32)).astype(np.float64)) + z
-    inside = (codes >= low) & (codes <= high)
-    y = s * (np.clip(codes, low, high) - z)
+    quantized = np.round((feed["x"] / s.astype(np.float32)).astype(np.float64)) + z
+    inside = (quantized >= low) & (quantized <= high)
+    y = s * (np.clip(quantized, low, high) - z)
     slopes = {"x": k * inside, "s": k * (y - inside * x) / s, "z": k * s * (inside - 1.0)}
     return {"loss": (y * k).sum(), **{n: v if n == "x" else v.sum(axis=others) for n, v in slopes.items()}}
 
@@ -76,8 +76,8 @@ def test_a_quantizer_whose_input_goes_elsewhere_too() -> None:
     }"""
     feed = {"x": normal(6, 4), "s": np.array(0.2, np.float32), "z": np.array(3, np.float32)}
     found = run(gradient_model(build(text, opset=17), ["s"]), feed)
-    codes = np.round(feed["x"] / feed["s"]) + 3
-    inside, y = (codes >= 0) & (codes <= 15), 0.2 * (np.clip(codes, 0, 15) - 3)
+    quantized = np.round(feed["x"] / feed["s"]) + 3
+    inside, y = (quantized >= 0) & (quantized <= 15), 0.2 * (np.clip(quantized, 0, 15) - 3)
     wanted = (2 * (y - np.floor(feed["x"])) * (y - inside * feed["x"]) / 0.2).mean()
     np.testing.assert_allclose(found["s:gradient"], wanted, rtol=1e-4)
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from onnxcalib.cache.codec import classes_in, digest, pack
 from onnxcalib.cache.store import Store
-from onnxcalib.numerics.quant_params import Grid
+from onnxcalib.numerics.quant_params import QuantParams
 from onnxcalib.plan import LayerParams
 from onnxcalib.recipe import Precision
 
@@ -52,8 +52,8 @@ def test_there_and_back(tmp_path_factory: pytest.TempPathFactory, value: Any) ->
 
 
 def params(scale: float) -> LayerParams:
-    grid = Grid(np.float32([scale, 1]), np.int32([0, 3]), 4, False, 0, 15, 0)
-    return LayerParams(np.uint8([[1, 2]]), grid, None, np.asfortranarray(normalish()), None)
+    qparams = QuantParams(np.float32([scale, 1]), np.int32([0, 3]), 4, False, 0, 15, 0)
+    return LayerParams(np.uint8([[1, 2]]), qparams, None, np.asfortranarray(normalish()), None)
 
 
 def normalish() -> np.ndarray:
@@ -65,7 +65,7 @@ def test_values_of_stages_come_back(tmp_path: Path) -> None:
     store.put("stage", "key", {"one": {Precision(4, 8): params(0.5)}})
     back = store.get("stage", "key")
     found = back["one"][Precision(4, 8)]
-    assert same(found.grid.scale, params(0.5).grid.scale)
+    assert same(found.qparams.scale, params(0.5).qparams.scale)
     assert same(found.weight, np.ascontiguousarray(params(0.5).weight))
 
 

@@ -87,7 +87,7 @@ def test_a_changed_aim_repeats_only_what_depends_on_it(tmp_path: Path) -> None:
     assert first.of("resumed") == []
     changed = dataclasses.replace(MIXED, compression=0.55)
     bytes_ = quantized(model, data, changed, run_dir=tmp_path, progress=second)
-    assert second.computed == ["allocation", "batch norm", "sequential", "joint", "biases"]
+    assert second.computed == ["allocation", "batch norm", "sequential", "end-to-end", "biases"]
     (told,) = second.of("resumed")
     assert told["reused"] == ["equalization", "statistics", "ranges", "parallel training", "sensitivity"]
     assert bytes_ == quantized(model, data, changed)
@@ -111,7 +111,7 @@ def test_another_seed_never_returns_what_the_first_one_trained(tmp_path: Path) -
     quantized(model, data, run_dir=tmp_path)
     other = dataclasses.replace(MIXED, seed=MIXED.seed + 1)
     assert quantized(model, data, other, run_dir=tmp_path, progress=heard) == quantized(model, data, other)
-    assert {"parallel", "sequential", "joint", "biases"} <= set(heard.computed)
+    assert {"parallel", "sequential", "end-to-end", "biases"} <= set(heard.computed)
 
 
 def test_other_data_or_another_model_is_noticed_and_nothing_of_it_is_reused(tmp_path: Path) -> None:

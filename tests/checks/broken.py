@@ -44,9 +44,9 @@ class File:
 
     def store_as(self, kind: int, name: str, like: str) -> str:
         """Codes of a type that NumPy does not have, or not here."""
-        codes = self.value(like)
-        values = np.clip(codes, 0, 1).reshape(-1)
-        self.graph.initializer.append(helper.make_tensor(name, kind, codes.shape, values))
+        quantized = self.value(like)
+        values = np.clip(quantized, 0, 1).reshape(-1)
+        self.graph.initializer.append(helper.make_tensor(name, kind, quantized.shape, values))
         return name
 
     def add(self, op: str, inputs: list[str], output: str, *, before: str = "", **attrs: object) -> onnx.NodeProto:
@@ -317,7 +317,7 @@ class Broken:
     rule: str
     target: str
     plant: Callable[[File], str]  # gives the name of the node that it breaks
-    along: tuple[str, ...] = ()  # rules that the same change breaks as well
+    broadcast: tuple[str, ...] = ()  # rules that the same change breaks as well
 
     def build(self) -> tuple[onnx.ModelProto, str]:
         """The file, and the node to be named."""

@@ -52,10 +52,10 @@ class Case:
         given = self.stored(name)
         low, high = (end if (end := f"{name}_{which}") in given else "" for which in ("low", "high"))
         clip = f"Clip ({name}_c, {low}, {high})" if high else f"Clip ({name}_c, {low})"
-        grid = f"{name}_scale, {name}_zero" if self.zero is not None else f"{name}_scale"
+        qparams = f"{name}_scale, {name}_zero" if self.zero is not None else f"{name}_scale"
         act = f"Relu ({name}_c)" if self.bounds is None else clip
         lines = [f"[{name}] {name}_c = {OPS[self.op]} {name}_r = {act}"]
-        for place, read in enumerate((grid, "t, z") if self.read_twice else (grid,)):
+        for place, read in enumerate((qparams, "t, z") if self.read_twice else (qparams,)):
             lines.append(f"{name}_q{place} = QuantizeLinear ({name}_r, {read})")
             lines.append(f"{name}_y{place} = DequantizeLinear ({name}_q{place}, {read})")
         return " ".join(lines)
@@ -75,10 +75,10 @@ def model_of(cases: Mapping[str, Case]) -> onnx.ModelProto:
         xq = QuantizeLinear (x, s, z) xd = DequantizeLinear (xq, s, z)
         {" ".join([*shared, *(case.nodes(name) for name, case in cases.items())])}
     }}"""
-    codes = {"w": np.full((2, 2, 1, 1), 7, np.int8), "g": np.full((8, 2), 7, np.int8)}
-    grids = {"s": np.float32(0.02), "t": np.float32(0.01), "z": np.uint8(128), "v": np.int8(0)}
+    quantized = {"w": np.full((2, 2, 1, 1), 7, np.int8), "g": np.full((8, 2), 7, np.int8)}
+    qparams = {"s": np.float32(0.02), "t": np.float32(0.01), "z": np.uint8(128), "v": np.int8(0)}
     stored = {key: value for name, case in cases.items() for key, value in case.stored(name).items()}
-    return build(text, **codes, **grids, **stored)
+    return build(text, **quantized, **qparams, **stored)
 
 
 def kept_in_float(model: onnx.ModelProto, path: Path) -> set[str]:
@@ -155,8 +155,8 @@ def test_the_same_for_random_scales_about_random_cuts(tmp_path: Path) -> None:
     cases = {}
     for number in range(80):
         cut, steps = np.float32(rng.uniform(0.5, 30)), rng.uniform(-0.45, 0.45) + rng.integers(-1, 2)
-        grid = (0, UINT8) if number % 2 else (-128, INT8)
-        cases[f"n{number}"] = Case(at(float(cut), steps=steps), grid[0], (0.0, float(cut)), grid[1])
+        qparams = (0, UINT8) if number % 2 else (-128, INT8)
+        cases[f"n{number}"] = Case(at(float(cut), steps=steps), qparams[0], (0.0, float(cut)), qparams[1])
     model = model_of(cases)
     stayed = kept_in_float(model, tmp_path / "model.onnx")
     assert said_to_be_float(model) == stayed

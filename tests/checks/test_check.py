@@ -38,7 +38,7 @@ def test_a_planted_violation_is_found_and_named(row: Broken) -> None:
     assert first is not None, [(it.rule, it.node) for it in found]
     assert first.what
     assert first.source
-    assert rules_of(found) <= {row.rule, *row.along}
+    assert rules_of(found) <= {row.rule, *row.broadcast}
     # What another target does not mind is no finding there.
     assert first.severity is find_target(row.target).check[row.rule].severity
 

@@ -49,8 +49,10 @@ def test_one_precision_on_the_demo_model(tmp_path: Path, capsys: pytest.CaptureF
     assert code == 0, err
     names(err, "30 layers", "28 at w4a8", "2 at w8a8", "mse", "ort", "batch-norm tuning")
     assert "integer program" not in err
-    truth, guess = (run(path, {"image": images[32:]})["logits"] for path in (MODELS / "fashion_mobilenet.onnx", small))
-    assert (truth.argmax(axis=1) == guess.argmax(axis=1)).mean() >= 0.75
+    reference, guess = (
+        run(path, {"image": images[32:]})["logits"] for path in (MODELS / "fashion_mobilenet.onnx", small)
+    )
+    assert (reference.argmax(axis=1) == guess.argmax(axis=1)).mean() >= 0.75
     assert small.stat().st_size < 0.3 * (MODELS / "fashion_mobilenet.onnx").stat().st_size
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxcalib.data import Dataset, InputSpec, first, open_data, split
-from onnxcalib.data.augmentation import PIECE, SHIFT, endless, varied
+from onnxcalib.data.augmentation import PATCH, SHIFT, augmented, endless
 
 HEIGHT, WIDTH = 32, 40
 
@@ -52,13 +52,13 @@ def test_whole_feeds_keep_their_order_and_form() -> None:
     data = open_data([{"x": arrays["x"][:2]}, {"x": arrays["x"][2:]}], inputs)
     feeds = [feed["x"][:, 0].tolist() for feed in islice(endless(data, 1, 0), 4)]
     assert feeds == [[0, 1], [2, 3, 4, 5]] * 2
-    assert varied(data, 2, 0) is data
+    assert augmented(data, 2, 0) is data
 
 
 def test_what_is_no_image_stays_as_it_is() -> None:
     inputs, arrays = numbered(6)
     data = open_data(arrays, inputs)
-    assert varied(data, 2, 0) is data
+    assert augmented(data, 2, 0) is data
 
 
 ROWS, COLUMNS = np.meshgrid(np.arange(HEIGHT), np.arange(WIDTH), indexing="ij")
@@ -75,10 +75,10 @@ def taken_apart(plane: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
 @pytest.mark.parametrize("last", [False, True])
 def test_images_come_as_they_are_and_mirrored_and_shifted_within_bounds(last: bool) -> None:
     data = images(4, last=last)
-    np.testing.assert_array_equal(whole(varied(data, 0, 0), 3), whole(data, 4))
+    np.testing.assert_array_equal(whole(augmented(data, 0, 0), 3), whole(data, 4))
     seen = set()
     for form in range(1, 6):
-        found = whole(varied(data, form, 0), 3)
+        found = whole(augmented(data, form, 0), 3)
         for place, plane in enumerate(found[..., 0] if last else found[:, 0]):
             pasted, sample, down, column = taken_apart(plane)
             if pasted.all():  # neither mirrored nor shifted
@@ -96,11 +96,11 @@ def test_images_come_as_they_are_and_mirrored_and_shifted_within_bounds(last: bo
 def test_a_piece_comes_from_another_sample_and_is_a_rectangle() -> None:
     shares, lenders = [], set()
     for form in range(1, 40):
-        for place, plane in enumerate(whole(varied(images(3), form, 0), 3)[:, 0]):
+        for place, plane in enumerate(whole(augmented(images(3), form, 0), 3)[:, 0]):
             lent = plane // 10_000 != place
             rows, columns = (np.flatnonzero(lent.any(axis)) for axis in (1, 0))
             assert lent.sum() == len(rows) * len(columns)
-            assert max(len(rows) / HEIGHT, len(columns) / WIDTH) <= PIECE
+            assert max(len(rows) / HEIGHT, len(columns) / WIDTH) <= PATCH
             np.testing.assert_array_equal((plane % 10_000)[lent], (100 * ROWS + COLUMNS)[lent])
             shares.append(lent.mean())
             lenders |= set((plane[lent] // 10_000).tolist())
@@ -109,12 +109,12 @@ def test_a_piece_comes_from_another_sample_and_is_a_rectangle() -> None:
 
 
 def test_a_sample_has_one_form_however_it_is_read() -> None:
-    data = varied(split(images(10), 3)[0], 4, 5)
+    data = augmented(split(images(10), 3)[0], 4, 5)
     assert len(data) == 7
     at_once = whole(data, 7)
     np.testing.assert_array_equal(whole(data, 3), at_once)
     np.testing.assert_array_equal(whole(first(data, 5), 2), at_once[:5])
-    assert not np.array_equal(whole(varied(split(images(10), 3)[0], 4, 6), 7), at_once)
+    assert not np.array_equal(whole(augmented(split(images(10), 3)[0], 4, 6), 7), at_once)
     assert at_once.max() < 7 * 10_000
 
 
@@ -127,13 +127,13 @@ def test_every_epoch_shows_other_forms_in_another_order() -> None:
     assert orders[0] != orders[1]
     aligned = [epoch[np.argsort(order)] for epoch, order in zip(epochs, orders, strict=True)]
     np.testing.assert_array_equal(aligned[0], whole(data, 6))
-    np.testing.assert_array_equal(aligned[2], whole(varied(data, 2, 0), 6))
+    np.testing.assert_array_equal(aligned[2], whole(augmented(data, 2, 0), 6))
     assert not np.array_equal(aligned[1], aligned[2])
 
 
 def test_inputs_of_one_sample_move_together() -> None:
     array = whole(images(3), 3)
     specs = [InputSpec(name, np.dtype(np.float32), (None, 3, HEIGHT, WIDTH)) for name in ("x", "z")]
-    feed = next(iter(varied(open_data({"x": array, "z": array + 1}, specs), 1, 0).batches(3)))
+    feed = next(iter(augmented(open_data({"x": array, "z": array + 1}, specs), 1, 0).batches(3)))
     assert not np.array_equal(feed["x"], array)
     np.testing.assert_array_equal(feed["x"] + 1, feed["z"])

@@ -17,8 +17,18 @@ from PIL import Image
 
 from models import build, normal
 from onnxcalib.algorithms.teacher import Teacher
-from onnxcalib.data import Dataset, Feed, InputSpec, Preprocess, first, open_data, parted, shuffled, split
-from onnxcalib.data.augmentation import endless, varied
+from onnxcalib.data import (
+    Dataset,
+    Feed,
+    InputSpec,
+    Preprocess,
+    first,
+    open_data,
+    shuffled,
+    split,
+    train_validation_split,
+)
+from onnxcalib.data.augmentation import augmented, endless
 from onnxcalib.errors import DataError
 from onnxcalib.model.prepare import prepare
 from onnxcalib.numerics.losses import LossKind
@@ -114,7 +124,7 @@ def test_the_order_is_one_whatever_holds_the_samples(kind: Kind, tmp_path: Path)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_any_part_of_sorted_data_has_all_classes(kind: Kind, seed: int, tmp_path: Path) -> None:
     data = shuffled(kind(tmp_path), seed)
-    kept, held_out = parted(data)
+    kept, held_out = train_validation_split(data)
     assert sorted(numbers(kept) + numbers(held_out)) == list(range(COUNT))
     for part in (held_out, first(data, 10), kept):
         assert {int(SORTED[number]) for number in numbers(part)} == set(range(CLASSES))
@@ -179,7 +189,7 @@ def test_a_bad_sample_is_named_by_its_place_in_the_data_as_it_was_given(kind: Ki
     bad = SAMPLES.copy()
     bad[17] = np.nan
     with pytest.raises(DataError, match="sample 17,"):
-        _ = [numbers(part) for part in parted(shuffled(kind(tmp_path, bad), 3))]
+        _ = [numbers(part) for part in train_validation_split(shuffled(kind(tmp_path, bad), 3))]
 
 
 @pytest.mark.parametrize("kind", [arrays, feed_list])
@@ -232,10 +242,10 @@ def test_augmentation_keeps_to_the_samples_of_its_part() -> None:
     images = np.broadcast_to(np.arange(12, dtype=np.float32)[:, None, None, None], (12, 1, 16, 16))
     data = shuffled(open_data({"x": images}, [InputSpec("x", F32, (None, 1, 16, 16))]), 4)
     kept, held_out = split(data, 4)
-    lent = {int(value) for form in range(1, 20) for value in np.unique(pictures(varied(kept, form, 0), 3))}
-    unseen = {int(value) for value in np.unique(pictures(held_out, 4))}
-    assert lent == set(range(12)) - unseen
-    np.testing.assert_array_equal(pictures(varied(kept, 2, 0), 8), pictures(varied(kept, 2, 0), 3))
+    lent = {int(value) for form in range(1, 20) for value in np.unique(pictures(augmented(kept, form, 0), 3))}
+    mixup_scores = {int(value) for value in np.unique(pictures(held_out, 4))}
+    assert lent == set(range(12)) - mixup_scores
+    np.testing.assert_array_equal(pictures(augmented(kept, 2, 0), 8), pictures(augmented(kept, 2, 0), 3))
     stream = endless(kept, 4, 0)
     epoch = np.concatenate([next(stream)["x"] for _ in range(2)])
     assert {int(value) for value in np.unique(epoch)} == lent

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from models import conv_net, feed_for
 from onnxcalib import quantize
-from onnxcalib.data import Dataset, Feed, InputSpec, first, open_data, parted, split
+from onnxcalib.data import Dataset, Feed, InputSpec, first, open_data, split, train_validation_split
 from onnxcalib.data.steady import fingerprint
 from onnxcalib.errors import DataError
 
@@ -110,7 +110,7 @@ def test_a_dataset_that_does_not_repeat_is_not_taken_for_one_that_cannot_be_spli
     data = open_data(Own(at_random), [X])
     read(data, 1)
     with pytest.raises(DataError, match="other samples"):
-        parted(data)
+        train_validation_split(data)
 
 
 @pytest.mark.parametrize("count", [11, 13])

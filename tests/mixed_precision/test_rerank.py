@@ -12,7 +12,7 @@ from allocation_tables import BASE, W4A4, W4A8, realistic, small_table
 from said import names
 
 from models import build, conv_net, feed_for, normal
-from onnxcalib.cli.tables import story
+from onnxcalib.cli.tables import stage_summary
 from onnxcalib.mixed_precision.allocate import (
     Limit,
     greedy_accuracy,
@@ -92,10 +92,10 @@ def test_a_rival_of_the_program_is_found() -> None:
     optimum = minimise_loss(table, [limit])
     assert {layer for layer, it in optimum.choices.items() if it == W4A8} == {"a", "b"}
 
-    def truth(choices: Choices) -> float:
+    def reference(choices: Choices) -> float:
         return sum({"a": 5.0, "b": 1.0, "c": 1.0, "d": 9.0}[layer] for layer, it in choices.items() if it == W4A8)
 
-    taken, losses, least, models = rerank(table, [limit], {}, optimum, [truth], lambda _: True)
+    taken, losses, least, models = rerank(table, [limit], {}, optimum, [reference], lambda _: True)
     assert {layer for layer, it in taken.choices.items() if it == W4A8} == {"b", "c"}
     assert (least, losses[optimum.method]) == (2.0, 6.0)
     assert models > 3
@@ -117,12 +117,12 @@ def recipe(**options: object) -> Recipe:
     return Recipe(Pipeline.LIGHT, (W4A8, BASE), **options)  # type: ignore[arg-type]
 
 
-def contested_at(table: SensitivityTable, asked: Recipe, measure: Callable[[Choices], float]) -> Assigned:
-    def unseen(choices: Choices) -> float:
+def reranked_at(table: SensitivityTable, asked: Recipe, measure: Callable[[Choices], float]) -> Assigned:
+    def mixup_scores(choices: Choices) -> float:
         return sum({"a": 5.0, "b": 1.0, "c": 1.0, "d": 9.0}[layer] for layer, it in choices.items() if it == W4A8)
 
     request = Request.of(table, asked)
-    return reranked(table, request, assign(table, request, measure), measure, [unseen])
+    return reranked(table, request, assign(table, request, measure), measure, [mixup_scores])
 
 
 def test_a_loss_budget_is_kept_by_what_is_taken_and_the_size_too() -> None:
@@ -132,13 +132,13 @@ def test_a_loss_budget_is_kept_by_what_is_taken_and_the_size_too() -> None:
     def measure(choices: Choices) -> float:
         return table.base_loss + sum(losses[layer][it] for layer, it in choices.items())
 
-    wide = contested_at(table, recipe(max_loss=table.base_loss + 4.5, limits=("size=1",)), measure)
+    wide = reranked_at(table, recipe(max_loss=table.base_loss + 4.5, limits=("size=1",)), measure)
     # Without a, b and c lose 5: too much for the budget, so the optimum stays.
     assert {layer for layer, it in wide.allocation.choices.items() if it == W4A8} in ({"a", "b"}, {"a", "c"})
     assert wide.measured_loss <= table.base_loss + 4.5
     assert wide.reranking is not None
     assert wide.allocation.costs["size"] <= wide.reranking.optimum.costs["size"]
-    wider = contested_at(table, recipe(max_loss=table.base_loss + 5.5), measure)
+    wider = reranked_at(table, recipe(max_loss=table.base_loss + 5.5), measure)
     assert {layer for layer, it in wider.allocation.choices.items() if it == W4A8} == {"b", "c"}
     assert wider.measured_loss == pytest.approx(table.base_loss + 5) == pytest.approx(wider.estimated_loss)
 
@@ -162,7 +162,7 @@ def test_the_pipeline_says_what_is_optimal_and_what_was_taken() -> None:
     assert found is not None
     assert found.optimum.optimal
     assert set(found.losses) == {"integer program", "greedy-accuracy", "greedy-compression"}
-    program, taken = story(result)[:2]
+    program, taken = stage_summary(result)[:2]
     names(program, "integer program", "optimal")
     names(taken, found.models, f"{found.least:.6g}")
 

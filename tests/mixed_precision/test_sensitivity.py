@@ -87,13 +87,13 @@ def changed_alone(job: Job, candidates: Candidates, layer: Layer, choice: Precis
     node.input[0] = own
     proto.graph.node.insert(place, onnx.helper.make_node("Identity", [layer.input], [own], f"{own}_copy"))
     plan = at_base(job, candidates)
-    grid = candidates.inputs[layer.input].get(choice.activation) or candidates.carried[layer.input]
+    qparams = candidates.inputs[layer.input].get(choice.activation) or candidates.shared[layer.input]
     readers = [other.input for other in job.layers if other is not layer]
-    inputs = {name: value for name, value in plan.inputs.items() if name in readers or name in plan.carried}
+    inputs = {name: value for name, value in plan.inputs.items() if name in readers or name in plan.shared}
     plan = replace(
         plan,
         layers={**plan.layers, layer.name: candidates.layers[layer.name][choice]},
-        inputs={**inputs, own: grid},
+        inputs={**inputs, own: qparams},
     )
     layers = [replace(layer, input=own) if other is layer else other for other in job.layers]
     return write_qdq(replace(job.model, proto=proto), layers, plan, job.target)
@@ -105,7 +105,7 @@ def scaled_to(hard: dict, soft: dict) -> dict:
 
 
 # A probe runs the layer and what follows as models of their own. Where the whole model fuses the layer into one integer
-# kernel, that kernel scales its sums in one float32 product instead of two, so that a value halfway between two codes
+# kernel, that kernel scales its sums in one float32 product instead of two, so that a value halfway between two
 # may fall to the other one: at 40 samples a single flip moves the loss by up to some 2e-4 of it.
 CLOSE = {"ort": 1e-3, "paper": 1e-5}
 CASES = [
@@ -127,8 +127,8 @@ def test_a_probe_is_a_model_with_one_layer_changed(builder, logits: tuple[str, .
     data = feed_for(model, SAMPLES)
     job = job_for(model, bits, target, data)
     candidates, found = measured(job)
-    table, truth = found.table, run(model, data)
-    base = by_hand.loss(truth, run(job.write(at_base(job, candidates)), data), logits)
+    table, reference = found.table, run(model, data)
+    base = by_hand.loss(reference, run(job.write(at_base(job, candidates)), data), logits)
     assert table.base_loss == pytest.approx(base, rel=CLOSE[target])
     assert table.base_loss > 0
     assert (table.base, table.samples, table.loss) == (job.recipe.base, SAMPLES, "distillation")
@@ -141,7 +141,7 @@ def test_a_probe_is_a_model_with_one_layer_changed(builder, logits: tuple[str, .
         for choice in set(job.recipe.bits) - {table.base}:
             outputs = run(changed_alone(job, candidates, layer, choice), data)
             for increases, temperature in ((hard, 1.0), (soft, TEMPERATURE)):
-                one, other = (by_hand.loss(truth, made, logits, temperature) for made in (outputs, plain))
+                one, other = (by_hand.loss(reference, made, logits, temperature) for made in (outputs, plain))
                 increases[row.layer, choice] = one - other
     for (name, choice), expected in scaled_to(hard, soft).items():
         row = next(row for row in table.layers if row.layer == name)
@@ -153,14 +153,16 @@ def test_an_unshared_tensor_may_as_well_be_stitched() -> None:
     data = feed_for(model, SAMPLES)
     job = job_for(model, "w3a4,w8a8", "ort", data)
     candidates, found = measured(job)
-    truth, low = run(model, data)["y"], Precision(3, 4)
+    reference, low = run(model, data)["y"], Precision(3, 4)
     base = {layer.name: job.recipe.base for layer in job.layers}
     plain = run(job.write(candidates.stitch(base)), data)["y"]
     hard, soft = {}, {}
     for row in found.table.layers:
         output = run(job.write(candidates.stitch({**base, row.layer: low})), data)["y"]
         for increases, heat in ((hard, 1.0), (soft, TEMPERATURE)):
-            increases[row.layer] = divergence(truth / heat, output / heat) - divergence(truth / heat, plain / heat)
+            increases[row.layer] = divergence(reference / heat, output / heat) - divergence(
+                reference / heat, plain / heat
+            )
     expected = scaled_to(hard, soft)
     for row in found.table.layers:
         assert row.losses[low] == pytest.approx(expected[row.layer], rel=2 * CLOSE["ort"], abs=2e-7)
@@ -313,8 +315,8 @@ def test_costs_by_hand() -> None:
     assert two.costs["activation"] == {low: 0, Precision(4, 8): 0, high: 0}
     assert fc.costs["activation"] == {low: 6 * 5 / 8, Precision(4, 8): 6, high: 6}
     assert table.float_costs["activation"] == 4 * (32 + 6)
-    # Planes of whole bytes: 108, 10 and 18 codes take 14, 2 and 3 bytes a bit; eight bits are plain bytes.
-    # The packed codes, and the constants that unpack them.
+    # Planes of whole bytes: 108, 10 and 18 quantized values take 14, 2 and 3 bytes a bit; eight bits are plain bytes.
+    # The packed quantized values, and the constants that unpack them.
     assert [row.costs["size"][low] for row in table.layers] == [42 + 40, 6 + 40, 9 + 24]
     assert [row.costs["size"][high] for row in table.layers] == [108, 10, 18]
     assert table.float_costs["size"] == 4 * (108 + 10 + 18)

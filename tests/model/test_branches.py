@@ -13,11 +13,11 @@ from onnxcalib.data import open_data
 from onnxcalib.model.branches import Branch, branch_model, find_branches, outer_part, with_branch
 from onnxcalib.model.graph import attributes
 from onnxcalib.model.layers import find_layers, weights_of
-from onnxcalib.model.placement import place
+from onnxcalib.model.placement import find_insertion_points
 from onnxcalib.model.prepare import Model, prepare
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.quant_params import make_grid, quantize
+from onnxcalib.numerics.quant_params import make_qparams, quantize
 from onnxcalib.pipeline.branch_data import BranchData
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.recipe import Precision
@@ -293,18 +293,18 @@ def test_outer_part_runs_neither_the_if_nor_what_follows() -> None:
 def quantized(model: Model, data: object) -> onnx.ModelProto:
     """Eight bits from extremes; one scale a weight."""
     target, layers = find_target("ort"), find_layers(model).layers
-    places = place(model, layers, target)
+    places = find_insertion_points(model, layers, target)
     seen = calibrate(model, places, data, lambda *_: None).tensors  # type: ignore[arg-type]
-    carried, inputs, params = {}, {}, {}
+    shared, inputs, params = {}, {}, {}
     for tensor in places.tensors.values():
-        statistics = seen[tensor.same_grid_as or tensor.name]
-        grids = inputs if tensor.layers and not tensor.carried else carried
-        grids[tensor.name] = make_grid(statistics.low, statistics.high, target.activation_kind(8))
+        statistics = seen[tensor.same_qparams_as or tensor.name]
+        qparams = inputs if tensor.layers and not tensor.shared else shared
+        qparams[tensor.name] = make_qparams(statistics.low, statistics.high, target.activation_scheme(8))
     for layer in layers:
         weight = weights_of(model, [layer.weight])[layer.weight]
-        grid = make_grid(weight.min(), weight.max(), target.weight_kind(8))
-        params[layer.name] = LayerParams(quantize(weight, grid), grid, None, weight)
-    plan = QuantPlan(target.name, "minmax", {layer.name: Precision(8, 8) for layer in layers}, params, carried, inputs)
+        qparams = make_qparams(weight.min(), weight.max(), target.weight_scheme(8))
+        params[layer.name] = LayerParams(quantize(weight, qparams), qparams, None, weight)
+    plan = QuantPlan(target.name, "minmax", {layer.name: Precision(8, 8) for layer in layers}, params, shared, inputs)
     return write_qdq(model, layers, plan, target)
 
 

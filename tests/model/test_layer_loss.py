@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from single_layers import LAYERS, Single, channels, input_grid, single, start_of
+from single_layers import LAYERS, Single, channels, input_qparams, single, start_of
 
 from models import Arrays
 from onnxcalib.autodiff.gradients import Gradients, Loss
 from onnxcalib.model import layer_loss as part
-from onnxcalib.model.layer_loss import LayerLoss, code_bounds, layer_loss, starts
+from onnxcalib.model.layer_loss import LayerLoss, layer_loss, starts, step_bounds
 from onnxcalib.model.loss_writer import Quantizer, scale_of
-from onnxcalib.numerics.quant_params import Grid, GridKind, fake_quantize, make_grid
+from onnxcalib.numerics.quant_params import QuantParams, QuantScheme, fake_quantize, make_qparams
 from onnxcalib.plan import LayerParams
 from onnxcalib.recipe import Engine
 from onnxcalib.targets import find_target
@@ -31,23 +31,23 @@ TARGETS = {
 }
 
 
-def quantizer(grid: Grid, kind: GridKind, *, trained: bool) -> Quantizer:
+def quantizer(qparams: QuantParams, kind: QuantScheme, *, trained: bool) -> Quantizer:
     """A quantizer that starts at a grid."""
-    low, high = grid.range
+    low, high = qparams.range
     if kind.symmetric:
-        return Quantizer(kind, grid.axis, -high, high, trained)
-    return Quantizer(kind, grid.axis, low, high - low, trained)
+        return Quantizer(kind, qparams.axis, -high, high, trained)
+    return Quantizer(kind, qparams.axis, low, high - low, trained)
 
 
 def loss_for(
     case: Single, target: str = "symmetric", *, trained: bool = True, adaround: bool = False, reads: bool = True
-) -> tuple[LayerLoss, LayerParams, Grid | None]:
+) -> tuple[LayerLoss, LayerParams, QuantParams | None]:
     """The loss at w3a4, with the layer rounded to nearest and the grid of its input."""
     aim = TARGETS[target]
-    start, grid = start_of(case, aim, 3), input_grid(case, aim, 4) if reads else None
-    weights = quantizer(start.grid, aim.weight_kind(3), trained=trained and not adaround)
-    inputs = quantizer(grid, aim.activation_kind(4), trained=trained) if grid is not None else None
-    return LayerLoss(case.weight, weights, inputs, case.bias, {}, case.energy, adaround), start, grid
+    start, qparams = start_of(case, aim, 3), input_qparams(case, aim, 4) if reads else None
+    weights = quantizer(start.qparams, aim.weight_scheme(3), trained=trained and not adaround)
+    inputs = quantizer(qparams, aim.activation_scheme(4), trained=trained) if qparams is not None else None
+    return LayerLoss(case.weight, weights, inputs, case.bias, {}, case.energy, adaround), start, qparams
 
 
 def proto_of(case: Single, loss: LayerLoss) -> onnx.ModelProto:
@@ -67,8 +67,8 @@ def value_of(case: Single, loss: LayerLoss, values: Mapping[str, np.ndarray] = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_start_is_the_layer_rounded_to_nearest(name: str, target: str) -> None:
     case = single(name)
-    loss, start, grid = loss_for(case, target)
-    by_hand = case.error(start, grid, range(len(case.inputs)))
+    loss, start, qparams = loss_for(case, target)
+    by_hand = case.error(start, qparams, range(len(case.inputs)))
     assert by_hand > 1e-4
     assert value_of(case, loss) == pytest.approx(by_hand, rel=1e-5)
 
@@ -137,7 +137,7 @@ def test_other_parameters_in_units_give_the_forward_of_their_real_values(target:
         name: (value * rng.uniform(0.8, 1.2, value.shape)).astype(np.float32) for name, value in starts(loss).items()
     }
     relative = {name: (value / scaled.units[name]).astype(np.float32) for name, value in real.items()}
-    kinds = TARGETS[target].weight_kind(3), TARGETS[target].activation_kind(4)
+    kinds = TARGETS[target].weight_scheme(3), TARGETS[target].activation_scheme(4)
     # On a grid of the trained range, as it will be written.
     weight = moved(real["weight"], real["weight_range"], real.get("weight_low"), kinds[0], loss.weights.axis)
     read = moved(case.inputs, real["input_range"], real.get("input_low"), kinds[1], None)
@@ -149,10 +149,10 @@ def test_other_parameters_in_units_give_the_forward_of_their_real_values(target:
 
 
 def moved(
-    values: np.ndarray, range_: np.ndarray, low: np.ndarray | None, kind: GridKind, axis: int | None
+    values: np.ndarray, range_: np.ndarray, low: np.ndarray | None, kind: QuantScheme, axis: int | None
 ) -> np.ndarray:
     low, high = (-range_, range_) if low is None else (low, low + range_)
-    return fake_quantize(values, make_grid(low, high, kind, axis))
+    return fake_quantize(values, make_qparams(low, high, kind, axis))
 
 
 def test_the_loss_is_relative_to_the_energy() -> None:
@@ -204,17 +204,19 @@ def decided(rounding: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", ["conv_relu", "up_groups", "gemm_turned", "matmul_clip"])
 def test_decided_roundings_are_hard_ones(name: str, target: str) -> None:
     case = single(name)
-    loss, start, grid = loss_for(case, target, adaround=True)
+    loss, start, qparams = loss_for(case, target, adaround=True)
     assert "weight" not in starts(loss)
     nearest = decided(starts(loss)["rounding"])
-    by_hand = case.error(start, grid, range(len(case.inputs)))
+    by_hand = case.error(start, qparams, range(len(case.inputs)))
     assert value_of(case, loss, {"rounding": nearest}, **FREE) == pytest.approx(by_hand, rel=1e-5)
     # The other neighbour of every third weight.
     other = nearest * np.where(np.arange(nearest.size).reshape(nearest.shape) % 3, 1, -1).astype(np.float32)
-    scale, zero = (channels(value, start) for value in (start.grid.scale, start.grid.zero_point))
-    codes = np.clip(np.floor(case.weight / scale) + (other > 0) + zero, start.grid.low, start.grid.high)
-    assert (codes != start.codes).mean() > 0.1
-    by_hand = case.error(replace(start, codes=codes.astype(start.codes.dtype)), grid, range(len(case.inputs)))
+    scale, zero = (channels(value, start) for value in (start.qparams.scale, start.qparams.zero_point))
+    quantized = np.clip(np.floor(case.weight / scale) + (other > 0) + zero, start.qparams.low, start.qparams.high)
+    assert (quantized != start.quantized).mean() > 0.1
+    by_hand = case.error(
+        replace(start, quantized=quantized.astype(start.quantized.dtype)), qparams, range(len(case.inputs))
+    )
     assert value_of(case, loss, {"rounding": other}, **FREE) == pytest.approx(by_hand, rel=1e-5)
 
 
@@ -222,7 +224,7 @@ def test_roundings_start_where_the_weight_is() -> None:
     case = single("conv_relu")
     loss, start, _ = loss_for(case, adaround=True)
     share = np.clip(1.2 / (1 + np.exp(-starts(loss)["rounding"].astype(np.float64))) - 0.1, 0, 1)
-    steps = case.weight / start.grid.scale.reshape(-1, 1, 1, 1)
+    steps = case.weight / start.qparams.scale.reshape(-1, 1, 1, 1)
     np.testing.assert_allclose(share, np.clip(steps - np.floor(steps), 0.01, 0.99), atol=1e-5)
 
 
@@ -250,7 +252,7 @@ def test_the_regulariser_is_zero_once_all_is_decided() -> None:
 def test_code_bounds_are_those_of_the_grid(target: str) -> None:
     case = single("conv_relu")
     loss, start, _ = loss_for(case, target)
-    low, high = code_bounds(loss.weights, 4)
-    np.testing.assert_array_equal(low.reshape(-1), start.grid.low - start.grid.zero_point)
-    np.testing.assert_array_equal(high.reshape(-1), start.grid.high - start.grid.zero_point)
-    np.testing.assert_allclose(scale_of(loss.weights), start.grid.scale, rtol=1e-6)
+    low, high = step_bounds(loss.weights, 4)
+    np.testing.assert_array_equal(low.reshape(-1), start.qparams.low - start.qparams.zero_point)
+    np.testing.assert_array_equal(high.reshape(-1), start.qparams.high - start.qparams.zero_point)
+    np.testing.assert_allclose(scale_of(loss.weights), start.qparams.scale, rtol=1e-6)

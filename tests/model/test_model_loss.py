@@ -28,10 +28,10 @@ from models import (
 )
 from onnxcalib.autodiff.gradients import Gradients, Loss
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.model_loss import HINTED, Parameter, bias_name, distillation_loss, truth_name
-from onnxcalib.model.outputs import find_heads
+from onnxcalib.model.model_loss import HINTED, Parameter, bias_name, distillation_loss, reference_name
+from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.subgraph import with_outputs
-from onnxcalib.numerics.losses import TEMPERATURE, Head
+from onnxcalib.numerics.losses import TEMPERATURE, OutputKind
 from onnxcalib.pipeline.job import Job
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Engine
@@ -79,16 +79,18 @@ class Whole:
         return replace(self.job, target=replace(self.job.target, storage=Storage.INT8)).write(plan)
 
     @property
-    def heads(self) -> dict[str, Head]:
-        return find_heads(self.job.model.proto)
+    def kinds(self) -> dict[str, OutputKind]:
+        return find_output_kinds(self.job.model.proto)
 
     @property
-    def truth(self) -> Arrays:
+    def reference(self) -> Arrays:
         """The float outputs, those of distributions softened."""
         outputs = run(self.job.model.proto, self.feed)
         return {
-            name: outputs[name] if head is Head.VALUES else np.exp(logarithms(outputs[name], head)).astype(np.float32)
-            for name, head in self.heads.items()
+            name: outputs[name]
+            if head is OutputKind.VALUES
+            else np.exp(logarithms(outputs[name], head)).astype(np.float32)
+            for name, head in self.kinds.items()
         }
 
     def biases(self) -> Arrays:
@@ -103,7 +105,7 @@ class Whole:
         biases = self.biases()
         for layer in self.job.layers:
             if self.job.target.integer_bias and layer.op in ("Conv", "Gemm"):
-                step = self.plan.layers[layer.name].grid.scale * self.plan.layer_input(layer.input).scale
+                step = self.plan.layers[layer.name].qparams.scale * self.plan.layer_input(layer.input).scale
                 biases[layer.name] = (np.rint(biases[layer.name] / step) * step).astype(np.float32)
         return biases
 
@@ -117,11 +119,11 @@ class Whole:
             name: replace(params, bias=biases.get(name, params.bias)) for name, params in self.plan.layers.items()
         }
         written = self.write(replace(self.plan, layers=layers))
-        return distillation_loss(written, self.job.layers, self.plan, parameters, self.heads, self.truth)
+        return distillation_loss(written, self.job.layers, self.plan, parameters, self.kinds, self.reference)
 
     def fed(self, biases: Arrays) -> Arrays:
-        truth = {truth_name(name): value for name, value in self.truth.items()}
-        return {**self.feed, **truth, **{bias_name(layer_named(self.job, name)): b for name, b in biases.items()}}
+        reference = {reference_name(name): value for name, value in self.reference.items()}
+        return {**self.feed, **reference, **{bias_name(layer_named(self.job, name)): b for name, b in biases.items()}}
 
     def value(self, biases: Arrays) -> float:
         return Loss(self.loss(biases)).run(self.fed(biases))
@@ -129,18 +131,18 @@ class Whole:
     def by_hand(self, model: onnx.ModelProto, level: ort.GraphOptimizationLevel = AS_WRITTEN) -> float:
         """Cross-entropy with the softened float distribution, and the relative squared error of values."""
         outputs, total = run(model, self.feed, graph_optimization_level=level), 0.0
-        for name, head in self.heads.items():
-            truth = self.truth[name].astype(np.float64)
-            if head is Head.VALUES:
-                total += float(np.mean((outputs[name] - truth) ** 2) / np.mean(truth**2))
+        for name, head in self.kinds.items():
+            reference = self.reference[name].astype(np.float64)
+            if head is OutputKind.VALUES:
+                total += float(np.mean((outputs[name] - reference) ** 2) / np.mean(reference**2))
             else:
-                total -= float((truth * logarithms(outputs[name], head)).sum(axis=-1).mean())
+                total -= float((reference * logarithms(outputs[name], head)).sum(axis=-1).mean())
         return total
 
 
-def logarithms(output: np.ndarray, head: Head) -> np.ndarray:
+def logarithms(output: np.ndarray, head: OutputKind) -> np.ndarray:
     values = output.astype(np.float64)
-    values = (np.log(np.maximum(values, 1e-300)) if head is Head.PROBABILITIES else values) / TEMPERATURE
+    values = (np.log(np.maximum(values, 1e-300)) if head is OutputKind.PROBABILITIES else values) / TEMPERATURE
     return values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
 
 
@@ -207,12 +209,12 @@ def test_a_unit_only_scales_the_parameter() -> None:
 
 def test_outputs_add_up() -> None:
     case = whole(three_outputs(), "w4a4", "paper")
-    assert case.heads == {"y": Head.LOGITS, "z": Head.VALUES}
+    assert case.kinds == {"y": OutputKind.LOGITS, "z": OutputKind.VALUES}
     each = []
-    for name, head in case.heads.items():
-        truth = {name: case.truth[name]}
-        loss = distillation_loss(case.written, case.job.layers, case.plan, {}, {name: head}, truth)
-        each.append(Loss(loss).run({**case.feed, truth_name(name): truth[name]}))
+    for name, head in case.kinds.items():
+        reference = {name: case.reference[name]}
+        loss = distillation_loss(case.written, case.job.layers, case.plan, {}, {name: head}, reference)
+        each.append(Loss(loss).run({**case.feed, reference_name(name): reference[name]}))
         assert each[-1] > 1e-4
     assert case.value({}) == pytest.approx(sum(each), rel=1e-5)
 
@@ -229,7 +231,7 @@ def test_probabilities_of_nearly_nothing_do_no_harm() -> None:
 
 def test_a_model_that_ends_in_logarithms() -> None:
     case = whole(classifier("[soft] y = LogSoftmax <axis=-1> (l)"))
-    assert case.heads == {"y": Head.LOGITS}
+    assert case.kinds == {"y": OutputKind.LOGITS}
     assert case.value({}) == pytest.approx(case.by_hand(case.written), rel=1e-3)
 
 
@@ -247,7 +249,7 @@ def test_the_gradient_is_the_slope_where_grids_are_fine(builder: Callable[[], on
     biases = case.biases()
     proto = case.loss(biases)
     for node in proto.graph.node:
-        if node.op_type == "FakeQuantize":  # codes without end, thousands to a step
+        if node.op_type == "FakeQuantize":  # quantized values without end, thousands to a step
             for attribute in node.attribute:
                 if attribute.name in ("low", "high"):
                     attribute.i = -(2**23) if attribute.name == "low" else 2**23
@@ -295,7 +297,7 @@ def test_feeds_of_other_sizes_fit() -> None:
     gradients = gradients_of(cases[0], cases[0].biases())
     assert gradients.run(cases[0].fed({})) == pytest.approx(cases[0].by_hand(cases[0].written), rel=1e-3)
     # Values are relative to the energy of the first feed.
-    ratio = np.mean(cases[1].truth["y"] ** 2) / np.mean(cases[0].truth["y"] ** 2)
+    ratio = np.mean(cases[1].reference["y"] ** 2) / np.mean(cases[0].reference["y"] ** 2)
     assert gradients.run(cases[1].fed({})) == pytest.approx(cases[1].by_hand(cases[1].written) * ratio, rel=1e-3)
 
 
@@ -319,10 +321,10 @@ def test_hints_add_their_mean_relative_error_as_often_as_asked() -> None:
     shares = [np.mean((found[name] - floats[name]) ** 2) / np.mean(floats[name] ** 2) for name in names]
     values = []
     for hints in ([], names):
-        truth = {**case.truth, **{name: floats[name] for name in hints}}
-        loss = distillation_loss(case.written, case.job.layers, case.plan, {}, case.heads, truth, hints)
+        reference = {**case.reference, **{name: floats[name] for name in hints}}
+        loss = distillation_loss(case.written, case.job.layers, case.plan, {}, case.kinds, reference, hints)
         share = {HINTED: np.float32(2.5)} if hints else {}
-        fed = {**case.feed, **{truth_name(name): value for name, value in truth.items()}, **share}
+        fed = {**case.feed, **{reference_name(name): value for name, value in reference.items()}, **share}
         values.append(Loss(loss).run(fed))
     assert min(shares) > 1e-6
     assert values[1] - values[0] == pytest.approx(2.5 * np.mean(shares), rel=1e-3)

@@ -7,22 +7,22 @@ import pytest
 
 from models import BUILDERS, build, conv_net, normal
 from onnxcalib.model.layers import choose, find_layers
-from onnxcalib.model.placement import Places, place
+from onnxcalib.model.placement import InsertionPoints, find_insertion_points
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.read import read_prepared
 from onnxcalib.targets import find_target
 
 
-def places_of(model: Model, target: str, exclude: tuple[str, ...] = ()) -> Places:
-    return place(model, choose(find_layers(model), (), exclude), find_target(target))
+def places_of(model: Model, target: str, exclude: tuple[str, ...] = ()) -> InsertionPoints:
+    return find_insertion_points(model, choose(find_layers(model), (), exclude), find_target(target))
 
 
-def placed(builder: str, target: str) -> Places:
+def placed(builder: str, target: str) -> InsertionPoints:
     return places_of(read_prepared(BUILDERS[builder](), find_target(target)), target)
 
 
-def rows(places: Places) -> list[tuple[str, tuple[str, ...], bool, str | None]]:
-    return [(tensor.name, tensor.layers, tensor.carried, tensor.same_grid_as) for tensor in places.tensors.values()]
+def rows(places: InsertionPoints) -> list[tuple[str, tuple[str, ...], bool, str | None]]:
+    return [(tensor.name, tensor.layers, tensor.shared, tensor.same_qparams_as) for tensor in places.tensors.values()]
 
 
 # Tensor, the layers that read it, whether others read the quantized value too, and whose grid it keeps.
@@ -137,7 +137,7 @@ def test_an_add_with_a_constant_stays_float() -> None:
     tensors = places_of(read_prepared(model, find_target("ort")), "ort").tensors
     assert set(tensors) == {"x", "c", "a", "y"}
     assert tensors["a"].layers == ("two",)
-    assert not tensors["a"].carried
+    assert not tensors["a"].shared
 
 
 @pytest.mark.parametrize("op", ["Add (c, x)", "Mul (x, c)", "Concat <axis=1> (c, x)"])

@@ -104,8 +104,8 @@ def test_the_quantized_file_of_a_gemm_with_a_row_for_a_bias() -> None:
     feed = feed_for(model, 64)
     found = quantize(model, feed).model
     assert [layer.bias for layer in read_quantized(found).layers] == ["int32"]
-    truth = run(model, feed)["y"]
-    assert np.abs(run(found, feed)["y"] - truth).max() < 0.02 * np.abs(truth).max()
+    reference = run(model, feed)["y"]
+    assert np.abs(run(found, feed)["y"] - reference).max() < 0.02 * np.abs(reference).max()
 
 
 def test_batch_norms_that_cannot_be_folded_stay() -> None:

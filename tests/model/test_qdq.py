@@ -1,4 +1,4 @@
-"""The written file: its structure, its weight codes, and that runtimes compute what the plan says."""
+"""The written file: its structure, its quantized weights, and that runtimes compute what the plan says."""
 
 from __future__ import annotations
 
@@ -144,11 +144,11 @@ def test_the_paper_target_keeps_convolutions_float(tmp_path: Path) -> None:
 def test_every_kind_of_layer_runs_near_float(builder: str, target: str) -> None:
     model = BUILDERS[builder]()
     feed = feed_for(model)
-    truth, result = run(model, feed)["y"], quantized(model, target)
+    reference, result = run(model, feed)["y"], quantized(model, target)
     assert len(result.plan.layers) == len(result.layers.layers) > 1
     output = run(result.model, feed)["y"]
-    assert output.shape == truth.shape
-    noise = np.sqrt(np.mean((output - truth) ** 2) / np.mean(truth**2))
+    assert output.shape == reference.shape
+    noise = np.sqrt(np.mean((output - reference) ** 2) / np.mean(reference**2))
     assert 0 < noise < 0.02
 
 
@@ -160,11 +160,11 @@ def test_deployment_equals_simulation_within_one_step(builder: str, target: str,
     result, feed = quantized(model, target, bits), feed_for(model, seed=1)
     deployed, simulated = run(result.model, feed)["y"], run(result.model, feed, **UNOPTIMIZED)["y"]
     last = result.layers.layers[-1]
-    if "y" in result.plan.carried:
-        step = float(result.plan.carried["y"].scale)
+    if "y" in result.plan.shared:
+        step = float(result.plan.shared["y"].scale)
     else:  # a float output: what one step of each of the last layer's inputs can do
         params = result.plan.layers[last.name]
-        reach = np.abs(dequantize(params.codes, params.grid)).sum() / last.channels
+        reach = np.abs(dequantize(params.quantized, params.qparams)).sum() / last.channels
         step = float(result.plan.layer_input(last.input).scale * reach)
     assert np.abs(deployed - simulated).max() <= 1.001 * step
 
@@ -179,7 +179,7 @@ def weight_codes_tensor(model: onnx.ModelProto, layer: str) -> str:
 
 
 def codes_in_file(model: onnx.ModelProto, layer: str) -> np.ndarray:
-    """The codes as the runtime sees them."""
+    """The quantized values as the runtime sees them."""
     name = weight_codes_tensor(model, layer)
     if name in {tensor.name for tensor in model.graph.initializer}:
         return initializer(model, name)
@@ -198,11 +198,11 @@ def test_codes_in_the_file_are_the_plans(bits: int, target: str) -> None:
     result = quantized(conv_net(), target, f"w{bits}a8")
     for name, params in result.plan.layers.items():
         found = codes_in_file(result.model, name)
-        assert found.dtype == params.codes.dtype
-        assert len(np.unique(params.codes)) > 2
-        np.testing.assert_array_equal(found.reshape(params.codes.shape), params.codes)
-        assert params.codes.min() >= params.grid.low
-        assert params.codes.max() <= params.grid.high
+        assert found.dtype == params.quantized.dtype
+        assert len(np.unique(params.quantized)) > 2
+        np.testing.assert_array_equal(found.reshape(params.quantized.shape), params.quantized)
+        assert params.quantized.min() >= params.qparams.low
+        assert params.quantized.max() <= params.qparams.high
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -234,22 +234,22 @@ def unpacked_by_runtime(packed: Packed) -> np.ndarray:
     source = gs.Variable("x", np.float32, [1])
     kept = gs.Variable("kept", np.float32, [1])
     graph.inputs, graph.nodes = [source], [gs.Node("Identity", "keep", {}, [source], [kept])]
-    codes = unpacking_nodes(SurgeonBuilder(graph), packed, "w")
-    codes.dtype = packed.dtype
-    graph.outputs = [kept, codes]
+    integers = unpacking_nodes(SurgeonBuilder(graph), packed, "w")
+    integers.dtype = packed.dtype
+    graph.outputs = [kept, integers]
     model = gs.export_onnx(graph.toposort(), do_type_check=False)
-    return run(model, {"x": np.zeros(1, np.float32)})[codes.name]
+    return run(model, {"x": np.zeros(1, np.float32)})[integers.name]
 
 
 @settings(max_examples=60)
 @given(code_arrays())
 def test_bit_planes_give_the_codes_back(case: tuple[np.ndarray, int, int]) -> None:
-    codes, bits, low = case
-    packed = pack(codes, bits, low)
-    assert packed.planes.shape == (bits, -(-codes.size // 8))
+    integers, bits, low = case
+    packed = pack(integers, bits, low)
+    assert packed.planes.shape == (bits, -(-integers.size // 8))
     for found in (unpack(packed), unpacked_by_runtime(packed)):
-        assert found.dtype == codes.dtype
-        np.testing.assert_array_equal(found, codes)
+        assert found.dtype == integers.dtype
+        np.testing.assert_array_equal(found, integers)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -282,10 +282,10 @@ def test_codes_of_a_narrow_input_are_those_of_the_numerics(bits: int, target: st
     shown.CopyFrom(result.model)
     shown.graph.output.append(onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.UINT8, None))
     feed = {"x": 2 * feed_for(model, seed=3)["x"]}  # beyond the calibrated range
-    codes = run(shown, feed, **UNOPTIMIZED)[node.output[0]]
-    assert codes.min() == 0
-    assert codes.max() == 2**bits - 1
-    np.testing.assert_array_equal(codes, codes_of(feed["x"], result.plan.layer_input("x")))
+    integers = run(shown, feed, **UNOPTIMIZED)[node.output[0]]
+    assert integers.min() == 0
+    assert integers.max() == 2**bits - 1
+    np.testing.assert_array_equal(integers, codes_of(feed["x"], result.plan.layer_input("x")))
 
 
 def test_metadata_and_names_survive() -> None:
@@ -312,10 +312,10 @@ TWO_OUTPUTS = """
 def test_a_tensor_that_is_output_and_layer_input(target: str, bits: str) -> None:
     model = build(TWO_OUTPUTS, w1=normal(4, 3, 3, 3), b1=normal(4), w2=normal(2, 4, 1, 1), b2=normal(2))
     feed = feed_for(model)
-    truth, outputs = run(model, feed), run(quantized(model, target, bits).model, feed)
+    reference, outputs = run(model, feed), run(quantized(model, target, bits).model, feed)
     assert list(outputs) == ["middle", "y"]
     for name in outputs:
-        noise = np.sqrt(np.mean((outputs[name] - truth[name]) ** 2) / np.mean(truth[name] ** 2))
+        noise = np.sqrt(np.mean((outputs[name] - reference[name]) ** 2) / np.mean(reference[name] ** 2))
         assert noise < (0.02 if bits == "w8a8" else 0.4)
     assert outputs["middle"].min() >= 0
 
@@ -331,16 +331,16 @@ def test_the_bias_of_an_almost_dead_channel_does_not_overflow(target: str) -> No
         w=weight, b=np.array([0.5, 3.0, 40.0, -0.5], np.float32), v=np.eye(4, dtype=np.float32).reshape(4, 4, 1, 1),
     )  # fmt: skip
     feed = feed_for(model)
-    truth, result = run(model, feed)["y"], quantized(model, target)
+    reference, result = run(model, feed)["y"], quantized(model, target)
     step = float(result.plan.layer_input("r").scale)
     for settings_ in ({}, UNOPTIMIZED):
         output = run(result.model, feed, **settings_)["y"]
-        assert np.abs(output - truth)[:, 1:3].max() <= 1.5 * step
+        assert np.abs(output - reference)[:, 1:3].max() <= 1.5 * step
     if target == "ort":
         bias = next(value for value in result.model.graph.initializer if value.name.startswith("one_bias_codes"))
-        codes = onnx.numpy_helper.to_array(bias)
-        assert codes.dtype == np.int32
-        assert np.abs(codes.astype(np.int64)).max() <= 2**30 + 2**8
+        integers = onnx.numpy_helper.to_array(bias)
+        assert integers.dtype == np.int32
+        assert np.abs(integers.astype(np.int64)).max() <= 2**30 + 2**8
 
 
 def test_an_integer_bias_is_the_float_one_within_half_a_step() -> None:
@@ -350,11 +350,11 @@ def test_an_integer_bias_is_the_float_one_within_half_a_step() -> None:
     makers = makers_of(written)
     for layer in result.layers.layers:
         node = makers[nodes[layer.name].input[2]]
-        codes, scale = initializer(written, node.input[0]), initializer(written, node.input[1])
+        integers, scale = initializer(written, node.input[0]), initializer(written, node.input[1])
         params = plan.layers[layer.name]
-        expected = plan.layer_input(layer.input).scale * params.grid.scale
+        expected = plan.layer_input(layer.input).scale * params.qparams.scale
         np.testing.assert_allclose(scale, expected, rtol=1e-6)
-        assert (np.abs(codes * scale.astype(np.float64) - params.bias) <= 0.5001 * scale).all()
+        assert (np.abs(integers * scale.astype(np.float64) - params.bias) <= 0.5001 * scale).all()
 
 
 def test_excluded_layers_keep_their_float_weight() -> None:
@@ -376,5 +376,5 @@ def test_layers_that_share_a_weight_each_keep_their_own_codes() -> None:
     assert [layer.weight for layer in layers] == ["w", "w"]
     result = quantized(model)
     for name in ("one", "two"):
-        np.testing.assert_array_equal(codes_in_file(result.model, name), result.plan.layers[name].codes)
+        np.testing.assert_array_equal(codes_in_file(result.model, name), result.plan.layers[name].quantized)
     np.testing.assert_allclose(run(result.model, feed_for(model))["y"], run(model, feed_for(model))["y"], atol=0.3)

@@ -73,5 +73,5 @@ def test_packed_weights_are_left_to_the_runtime() -> None:
         w = Cast <to=1> (codes)
         y = MatMul (x, w)
     }"""
-    model = build(text, codes=np.arange(12, dtype=np.int8).reshape(4, 3))
+    model = build(text, quantized=np.arange(12, dtype=np.int8).reshape(4, 3))
     assert op_types(with_fixed_batch(model)) == ["Cast", "MatMul"]

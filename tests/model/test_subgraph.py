@@ -156,10 +156,10 @@ def test_side_inputs_bring_their_whole_quantizer_and_no_activation(bits: int) ->
     makers = {name: node for node in rest.graph.node for name in node.output}
     for node in rest.graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in makers:
-            codes = makers[node.input[0]]
-            assert codes.op_type in ("QuantizeLinear", "Clip")
-            if codes.op_type == "Clip":
-                assert makers[codes.input[0]].op_type == "QuantizeLinear"
+            quantized = makers[node.input[0]]
+            assert quantized.op_type in ("QuantizeLinear", "Clip")
+            if quantized.op_type == "Clip":
+                assert makers[quantized.input[0]].op_type == "QuantizeLinear"
     tensors = captured(written, data, ["b3", "r1"])
     again = run(rest, {name: tensors[name] for name in ("b3", "r1")})
     np.testing.assert_allclose(again["y"], run(written, data)["y"], rtol=1e-5, atol=1e-5)

@@ -58,9 +58,9 @@ def test_the_file_computes_what_the_simulation_does(builder: str, target: str) -
     model = BUILDERS[builder]()
     job, plan = planned(model, target, narrowest(target))
     feed = feed_for(model, 3, seed=5)
-    truth = run(job.simulate(plan), feed, **UNOPTIMIZED)
+    reference = run(job.simulate(plan), feed, **UNOPTIMIZED)
     for name, value in run(job.write(plan), feed, **UNOPTIMIZED).items():
-        assert np.array_equal(value, truth[name])
+        assert np.array_equal(value, reference[name])
 
 
 class Quant(OpRun):
@@ -72,8 +72,8 @@ class Quant(OpRun):
         assert rounding_mode == "ROUND"
         low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else (0.0, 2.0**bits - 1)
         low, high = (low + 1, high) if narrow and signed else (low, high - 1) if narrow else (low, high)
-        codes = np.round(np.clip(x / scale + zero, np.float32(low), np.float32(high)))
-        return (((codes - zero) * scale).astype(np.float32),)
+        integers = np.round(np.clip(x / scale + zero, np.float32(low), np.float32(high)))
+        return (((integers - zero) * scale).astype(np.float32),)
 
 
 @pytest.mark.parametrize("bits", ["w8a8", "w3a4", "w5a6", "w2a7"])
@@ -83,13 +83,13 @@ def test_quant_nodes_agree_with_the_simulation_to_the_last_bit(builder: str, bit
     job, plan = planned(model, "qonnx", bits)
     file, feed = job.write(plan), feed_for(model, 2, seed=3)
     assert not {"QuantizeLinear", "DequantizeLinear", "BitShift"} & set(op_types(file))
-    assert op_types(file).count("Quant") == len(plan.layers) + len(plan.carried) + len(plan.inputs)
+    assert op_types(file).count("Quant") == len(plan.layers) + len(plan.shared) + len(plan.inputs)
     simulated = job.simulate(plan)
     for each in (file, simulated):
         each.opset_import[0].version = 21  # the reference knows no older DequantizeLinear
-    truth = ReferenceEvaluator(simulated).run(None, feed)
+    reference = ReferenceEvaluator(simulated).run(None, feed)
     found = ReferenceEvaluator(file, new_ops=[Quant]).run(None, feed)
-    for value, wanted in zip(found, truth, strict=True):
+    for value, wanted in zip(found, reference, strict=True):
         assert np.array_equal(value, wanted)
         assert np.ptp(value) > 0
 
@@ -101,7 +101,7 @@ def test_quant_nodes_have_widths_signs_and_no_zero_points() -> None:
     assert {float(stored[node.input[3]]) for node in quants} == {3.0, 4.0, 8.0}
     assert not any(stored[node.input[2]].any() for node in quants)
     signed = {node.name: onnx.helper.get_node_attr_value(node, "signed") for node in quants}
-    # After a Relu or Clip at zero nothing is negative, and all codes go to what is positive.
+    # After a Relu or Clip at zero nothing is negative, and all quantized values go to what is positive.
     assert signed["r2_input_quantized"] == 0
     assert signed["x_input_quantized"] == 1
     assert stored[next(node for node in quants if node.name == "stem_weight").input[1]].shape == (8, 1, 1, 1)
@@ -163,8 +163,8 @@ def test_qnn_has_channels_in_convolutions_only_and_shares_no_codes() -> None:
     stored = constants(file)
     sizes = {node.name: stored[node.input[1]].size for node in file.graph.node if node.name.endswith("_weight")}
     assert sizes == {"stem_weight": 8, "depth_weight": 8, "project_weight": 8, "head_weight": 16, "fc_weight": 1}
-    codes = [node.input[0] for node in file.graph.node if node.input[0].endswith("codes")]
-    assert len(codes) == len(set(codes)) == 10
+    integers = [node.input[0] for node in file.graph.node if node.input[0].endswith("codes")]
+    assert len(integers) == len(set(integers)) == 10
 
 
 def test_a_file_with_a_fixed_batch_is_evaluated_beside_others(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_int4_codes_are_exact_for_odd_sizes() -> None:
     (tensor,) = [tensor for tensor in file.graph.initializer if tensor.name.endswith("codes")]
     assert (tensor.data_type, len(tensor.raw_data)) == (TensorProto.INT4, 8)
     (params,) = plan.layers.values()
-    assert np.array_equal(numpy_helper.to_array(tensor).astype(np.int8), params.codes)
+    assert np.array_equal(numpy_helper.to_array(tensor).astype(np.int8), params.quantized)
 
 
 @pytest.mark.skipif(not CASTS_INT4, reason="this onnxruntime has no Cast from int4")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxcalib.numerics.losses import Head, LossKind, ModelLoss, divergence, log_probabilities
+from onnxcalib.numerics.losses import LossKind, ModelLoss, OutputKind, divergence, log_probabilities
 
 logits = hnp.arrays(np.float32, (4, 5), elements=st.floats(-30, 30, width=32))
 
@@ -18,39 +18,39 @@ def softmax(values: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def reference(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    p, q = softmax(truth), softmax(guess)
+def reference(reference: np.ndarray, guess: np.ndarray) -> np.ndarray:
+    p, q = softmax(reference), softmax(guess)
     return np.sum(p * (np.log(p) - np.log(q)), axis=-1)
 
 
 @given(logits, logits)
-def test_divergence_of_logits(truth: np.ndarray, guess: np.ndarray) -> None:
-    found = divergence(truth, guess, Head.LOGITS)
-    np.testing.assert_allclose(found, reference(truth, guess), rtol=1e-6, atol=1e-9)
+def test_divergence_of_logits(reference: np.ndarray, guess: np.ndarray) -> None:
+    found = divergence(reference, guess, OutputKind.LOGITS)
+    np.testing.assert_allclose(found, reference(reference, guess), rtol=1e-6, atol=1e-9)
     assert (found > -1e-9).all()
 
 
 @given(logits, st.floats(-1e4, 1e4))
 def test_a_common_offset_changes_nothing(values: np.ndarray, offset: float) -> None:
     moved = values.astype(np.float64) + offset
-    np.testing.assert_allclose(divergence(values, moved, Head.LOGITS), 0, atol=1e-6)
+    np.testing.assert_allclose(divergence(values, moved, OutputKind.LOGITS), 0, atol=1e-6)
 
 
 def test_divergence_of_probabilities_is_that_of_their_logits() -> None:
-    truth, guess = np.random.default_rng(0).normal(size=(2, 6, 7))
-    found = divergence(softmax(truth), softmax(guess), Head.PROBABILITIES)
-    np.testing.assert_allclose(found, reference(truth, guess), rtol=1e-9)
+    reference, guess = np.random.default_rng(0).normal(size=(2, 6, 7))
+    found = divergence(softmax(reference), softmax(guess), OutputKind.PROBABILITIES)
+    np.testing.assert_allclose(found, reference(reference, guess), rtol=1e-9)
 
 
 def test_impossible_and_huge_values_stay_finite() -> None:
     certain = np.array([[1.0, 0.0, 0.0]])
-    assert np.isfinite(divergence(certain, certain[:, ::-1], Head.PROBABILITIES)).all()
+    assert np.isfinite(divergence(certain, certain[:, ::-1], OutputKind.PROBABILITIES)).all()
     far = np.array([[1e30, -1e30]])
-    assert np.isfinite(log_probabilities(far, Head.LOGITS)[0, 0])
+    assert np.isfinite(log_probabilities(far, OutputKind.LOGITS)[0, 0])
 
 
-@pytest.mark.parametrize("head", Head)
-def test_identical_outputs_lose_nothing(head: Head) -> None:
+@pytest.mark.parametrize("head", OutputKind)
+def test_identical_outputs_lose_nothing(head: OutputKind) -> None:
     loss = ModelLoss({"y": head})
     values = softmax(np.random.default_rng(0).normal(size=(8, 5)))
     loss.update({"y": values}, {"y": values})
@@ -58,28 +58,28 @@ def test_identical_outputs_lose_nothing(head: Head) -> None:
 
 
 def test_values_lose_their_relative_squared_error() -> None:
-    truth, guess = np.random.default_rng(0).normal(size=(2, 10, 3, 4)).astype(np.float32)
-    loss = ModelLoss({"y": Head.VALUES})
-    loss.update({"y": truth}, {"y": guess})
-    expected = np.sum((truth.astype(np.float64) - guess) ** 2) / np.sum(truth.astype(np.float64) ** 2)
+    reference, guess = np.random.default_rng(0).normal(size=(2, 10, 3, 4)).astype(np.float32)
+    loss = ModelLoss({"y": OutputKind.VALUES})
+    loss.update({"y": reference}, {"y": guess})
+    expected = np.sum((reference.astype(np.float64) - guess) ** 2) / np.sum(reference.astype(np.float64) ** 2)
     assert loss.value == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("head", Head)
-def test_batches_and_outputs_add_up(head: Head) -> None:
-    truth, guess = (softmax(values) for values in np.random.default_rng(0).normal(size=(2, 11, 5)))
+@pytest.mark.parametrize("head", OutputKind)
+def test_batches_and_outputs_add_up(head: OutputKind) -> None:
+    reference, guess = (softmax(values) for values in np.random.default_rng(0).normal(size=(2, 11, 5)))
     whole, pieces, two = ModelLoss({"y": head}), ModelLoss({"y": head}), ModelLoss({"y": head, "z": head})
-    whole.update({"y": truth}, {"y": guess})
+    whole.update({"y": reference}, {"y": guess})
     for part in (slice(0, 3), slice(3, 4), slice(4, 11)):
-        pieces.update({"y": truth[part]}, {"y": guess[part]})
-    two.update({"y": truth, "z": truth}, {"y": guess, "z": truth})
+        pieces.update({"y": reference[part]}, {"y": guess[part]})
+    two.update({"y": reference, "z": reference}, {"y": guess, "z": reference})
     assert pieces.value == pytest.approx(whole.value, rel=1e-12)
     assert two.value == pytest.approx(whole.value, rel=1e-12)
     assert whole.value > 0
 
 
 def test_all_zero_reference_is_no_division_by_zero() -> None:
-    loss = ModelLoss({"y": Head.VALUES})
+    loss = ModelLoss({"y": OutputKind.VALUES})
     loss.update({"y": np.zeros((2, 2))}, {"y": np.zeros((2, 2))})
     assert loss.value == 0.0
 
@@ -87,7 +87,7 @@ def test_all_zero_reference_is_no_division_by_zero() -> None:
 def test_cross_entropy_is_that_of_the_labels() -> None:
     guess = np.random.default_rng(0).normal(size=(6, 5))
     labels = np.array([0, 1, 2, 3, 4, 0])
-    loss = ModelLoss({"z": Head.VALUES, "y": Head.LOGITS}, LossKind.CROSS_ENTROPY)
+    loss = ModelLoss({"z": OutputKind.VALUES, "y": OutputKind.LOGITS}, LossKind.CROSS_ENTROPY)
     outputs = {"y": guess, "z": guess}
     for part in (slice(0, 2), slice(2, 6)):
         loss.update(outputs, {name: value[part] for name, value in outputs.items()}, labels[part])
@@ -95,7 +95,7 @@ def test_cross_entropy_is_that_of_the_labels() -> None:
 
 
 def test_mse_looks_at_every_output_as_values() -> None:
-    truth, guess = np.random.default_rng(0).normal(size=(2, 6, 5))
-    loss = ModelLoss({"y": Head.LOGITS}, LossKind.MSE)
-    loss.update({"y": truth}, {"y": guess})
-    assert loss.value == pytest.approx(np.sum((truth - guess) ** 2) / np.sum(truth**2), rel=1e-9)
+    reference, guess = np.random.default_rng(0).normal(size=(2, 6, 5))
+    loss = ModelLoss({"y": OutputKind.LOGITS}, LossKind.MSE)
+    loss.update({"y": reference}, {"y": guess})
+    assert loss.value == pytest.approx(np.sum((reference - guess) ** 2) / np.sum(reference**2), rel=1e-9)

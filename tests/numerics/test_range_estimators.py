@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxcalib.numerics.quant_params import Grid, GridKind, fake_quantize, make_grid
-from onnxcalib.numerics.range_estimators import ESTIMATORS, averaged, entropy, minmax, mse, percentile, weight_grid
+from onnxcalib.numerics.quant_params import QuantParams, QuantScheme, fake_quantize, make_qparams
+from onnxcalib.numerics.range_estimators import ESTIMATORS, averaged, entropy, minmax, mse, percentile, weight_qparams
 from onnxcalib.numerics.statistics import BINS, Extremes, Histogram, TensorStatistics
 
-UNSIGNED = [GridKind(bits, signed=False, symmetric=False) for bits in range(2, 9)]
-SYMMETRIC = [GridKind(bits, signed=True, symmetric=True) for bits in range(2, 9)]
+UNSIGNED = [QuantScheme(bits, signed=False, symmetric=False) for bits in range(2, 9)]
+SYMMETRIC = [QuantScheme(bits, signed=True, symmetric=True) for bits in range(2, 9)]
 EIGHT = UNSIGNED[-1]
 
 
@@ -40,9 +40,9 @@ def with_loud_sample() -> np.ndarray:
     return gaussian(4, 1000) * np.array([20, 1, 1, 1], np.float32).reshape(4, 1)
 
 
-def error(values: np.ndarray, grid: Grid) -> float:
+def error(values: np.ndarray, qparams: QuantParams) -> float:
     """Each sample's squared error, relative to its own mean square."""
-    off = (fake_quantize(values, grid) - values.astype(np.float64)) ** 2
+    off = (fake_quantize(values, qparams) - values.astype(np.float64)) ** 2
     return float((off.sum(axis=1) / (values.astype(np.float64) ** 2).mean(axis=1)).sum())
 
 
@@ -75,11 +75,11 @@ def test_percentile_clips_a_far_outlier() -> None:
     "values", [gaussian(), with_outlier(), np.maximum(gaussian(), 0), np.exp(gaussian()), -np.abs(gaussian())]
 )
 @pytest.mark.parametrize("kind", [*UNSIGNED, *SYMMETRIC], ids=str)
-def test_mse_is_not_worse_than_minmax(values: np.ndarray, kind: GridKind) -> None:
+def test_mse_is_not_worse_than_minmax(values: np.ndarray, kind: QuantScheme) -> None:
     stats = observed(values)
     best, widest = (
-        error(values, make_grid(*mse(stats, kind), kind)),
-        error(values, make_grid(*minmax(stats, kind), kind)),
+        error(values, make_qparams(*mse(stats, kind), kind)),
+        error(values, make_qparams(*minmax(stats, kind), kind)),
     )
     assert best <= 1.01 * widest
 
@@ -97,17 +97,17 @@ SMALL = {"both signs": gaussian(4, 1000), "relu": np.maximum(gaussian(4, 1000), 
     ],
 )
 def test_mse_is_near_a_brute_force_search(values: np.ndarray, bits: int) -> None:
-    kind = GridKind(bits, signed=False, symmetric=False)
+    kind = QuantScheme(bits, signed=False, symmetric=False)
     stats = observed(values)
     parts = np.linspace(0.05, 1.0, 40)
     lows = parts * stats.low if stats.low < 0 else [0.0]
-    brute = min(error(values, make_grid(low, high, kind)) for low in lows for high in parts * stats.high)
-    assert error(values, make_grid(*mse(stats, kind), kind)) <= 1.1 * brute
+    brute = min(error(values, make_qparams(low, high, kind)) for low in lows for high in parts * stats.high)
+    assert error(values, make_qparams(*mse(stats, kind), kind)) <= 1.1 * brute
 
 
 @pytest.mark.parametrize("values", [gaussian(), with_outlier(), np.maximum(gaussian(), 0), -np.abs(gaussian())])
 @pytest.mark.parametrize("kind", UNSIGNED, ids=str)
-def test_entropy_stays_within_the_extremes(values: np.ndarray, kind: GridKind) -> None:
+def test_entropy_stays_within_the_extremes(values: np.ndarray, kind: QuantScheme) -> None:
     stats = observed(values)
     low, high = entropy(stats, kind)
     assert stats.low <= low <= high <= stats.high
@@ -124,18 +124,18 @@ def test_entropy_clips_a_far_outlier() -> None:
 @pytest.mark.parametrize("kind", [EIGHT, UNSIGNED[2], SYMMETRIC[-1]], ids=str)
 @pytest.mark.parametrize("value", [0.0, 5.0, -3.0, 1e-20, 1e20])
 @pytest.mark.parametrize("method", ESTIMATORS)
-def test_constant_tensors_lie_on_their_grid(method: str, value: float, kind: GridKind) -> None:
+def test_constant_tensors_lie_on_their_grid(method: str, value: float, kind: QuantScheme) -> None:
     values = np.full((3, 10), value, np.float32)
-    grid = make_grid(*ESTIMATORS[method](observed(values), kind), kind)
-    assert np.isfinite(grid.scale)
-    assert np.abs(fake_quantize(values, grid) - values).max() <= 0.51 * float(grid.scale)
+    qparams = make_qparams(*ESTIMATORS[method](observed(values), kind), kind)
+    assert np.isfinite(qparams.scale)
+    assert np.abs(fake_quantize(values, qparams) - values).max() <= 0.51 * float(qparams.scale)
 
 
 @pytest.mark.parametrize("method", ESTIMATORS)
 def test_two_values_lie_near_their_grid(method: str) -> None:
     values = np.tile(np.array([-1.0, 0.0, 2.0], np.float32), (4, 5))
-    grid = make_grid(*ESTIMATORS[method](observed(values), EIGHT), EIGHT)
-    assert np.abs(fake_quantize(values, grid) - values).max() <= 1.5 * float(grid.scale)
+    qparams = make_qparams(*ESTIMATORS[method](observed(values), EIGHT), EIGHT)
+    assert np.abs(fake_quantize(values, qparams) - values).max() <= 1.5 * float(qparams.scale)
 
 
 WEIGHTS = hnp.arrays(np.float32, (3, 4, 2), elements=st.floats(-100, 100, width=32))
@@ -144,10 +144,10 @@ WEIGHTS = hnp.arrays(np.float32, (3, 4, 2), elements=st.floats(-100, 100, width=
 @settings(max_examples=60)
 @given(WEIGHTS, st.sampled_from([*UNSIGNED, *SYMMETRIC]), st.sampled_from([None, 0, 1]))
 def test_the_least_error_of_a_weight_is_not_worse_than_that_of_its_extremes(
-    weight: np.ndarray, kind: GridKind, axis: int | None
+    weight: np.ndarray, kind: QuantScheme, axis: int | None
 ) -> None:
     def errors(method: str) -> np.ndarray:
-        off = (fake_quantize(weight, weight_grid(weight, kind, axis, method)) - weight).astype(np.float64) ** 2
+        off = (fake_quantize(weight, weight_qparams(weight, kind, axis, method)) - weight).astype(np.float64) ** 2
         return off.sum() if axis is None else off.sum(axis=tuple({0, 1, 2} - {axis}))
 
     assert (errors("mse") <= errors("minmax") * (1 + 1e-5) + 1e-12).all()
@@ -155,14 +155,14 @@ def test_the_least_error_of_a_weight_is_not_worse_than_that_of_its_extremes(
 
 def test_weight_grids_have_a_scale_a_channel() -> None:
     weight = gaussian(3, 20).reshape(3, 5, 4) * np.array([1, 10, 100], np.float32).reshape(3, 1, 1)
-    grid = weight_grid(weight, SYMMETRIC[-1], 0, "minmax")
-    np.testing.assert_allclose(grid.scale, np.abs(weight).max(axis=(1, 2)) / 127, rtol=1e-6)
-    assert weight_grid(weight, SYMMETRIC[-1], 1, "minmax").scale.shape == (5,)
-    assert weight_grid(weight, SYMMETRIC[-1], None, "minmax").scale.shape == ()
+    qparams = weight_qparams(weight, SYMMETRIC[-1], 0, "minmax")
+    np.testing.assert_allclose(qparams.scale, np.abs(weight).max(axis=(1, 2)) / 127, rtol=1e-6)
+    assert weight_qparams(weight, SYMMETRIC[-1], 1, "minmax").scale.shape == (5,)
+    assert weight_qparams(weight, SYMMETRIC[-1], None, "minmax").scale.shape == ()
 
 
 def test_averaged_weights_keep_their_extremes() -> None:
     weight = gaussian(3, 20)
     for kind in (UNSIGNED[2], SYMMETRIC[2]):
-        one, other = weight_grid(weight, kind, 0, "averaged"), weight_grid(weight, kind, 0, "minmax")
+        one, other = weight_qparams(weight, kind, 0, "averaged"), weight_qparams(weight, kind, 0, "minmax")
         np.testing.assert_array_equal(one.scale, other.scale)

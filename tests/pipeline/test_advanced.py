@@ -44,14 +44,14 @@ def data_for(model: onnx.ModelProto, samples: int = SAMPLES) -> Arrays:
 
 
 def assert_file_is_the_plan(result: Result, data: Arrays) -> None:
-    """The weights that a runtime unpacks from the file are the plan's codes; the file runs."""
+    """The weights that a runtime unpacks from the file are the plan's quantized values; the file runs."""
     names = {f"{layer}_weight": layer for layer in result.plan.layers}
     shown = run(with_outputs(result.model, list(names)), data)
     for name, layer in names.items():
         params = result.plan.layers[layer]
-        assert params.grid.low <= params.codes.min()
-        assert params.codes.max() <= params.grid.high
-        np.testing.assert_allclose(shown[name], dequantize(params.codes, params.grid), rtol=1e-6, err_msg=name)
+        assert params.qparams.low <= params.quantized.min()
+        assert params.quantized.max() <= params.qparams.high
+        np.testing.assert_allclose(shown[name], dequantize(params.quantized, params.qparams), rtol=1e-6, err_msg=name)
 
 
 def assert_told_as_it_is(
@@ -59,11 +59,11 @@ def assert_told_as_it_is(
 ) -> None:
     """Every stage begins where the one before it ended, and the last ends with the loss of the written file."""
     alone = result.recipe.training is Training.PAPER or result.recipe.layer_optimizer is LayerOptimizer.ADAROUND
-    steps = (result.tuned, result.trained, result.joint, result.biases)
+    steps = (result.tuned, result.trained, result.end_to_end, result.biases)
     assert [step is None for step in steps] == [False, False, alone, False]
     found = [step for step in steps if step is not None]
     # Scales move a little when ties are taken away, and the loss with them.
-    move = 0.2 if find_target(result.recipe.target).tie_free else 1e-6
+    move = 0.2 if find_target(result.recipe.target).rounding_safe else 1e-6
     for earlier, later in itertools.pairwise(found):
         allowed = 1e-6 if later is result.trained else move
         assert later.before == pytest.approx(earlier.after, rel=allowed, abs=1e-3 * allowed)
@@ -93,7 +93,7 @@ def test_from_model_to_file(
     assert_file_is_the_plan(result, data)
     assert_told_as_it_is(result, model, data, logits)
     assert result.trained is not None
-    assert result.trained.obstacles == ()
+    assert result.trained.skip_reasons == ()
     if kind == "mixed":
         assert result.assigned is not None
         assert set(result.plan.precisions.values()) <= {*RECIPES["mixed"]["bits"]}
@@ -181,9 +181,9 @@ def test_strict_fails_where_others_go_on(monkeypatch: pytest.MonkeyPatch) -> Non
         result = quantize(model, data_for(model), advanced(engine=Engine.STANDARD, **options))
         assert result.trained is not None
         assert result.biases is not None
-        assert len(result.trained.obstacles) == 1
-        assert "Tanh node 'act'" in result.trained.obstacles[0]
-        assert "Tanh node 'act'" in str(result.biases.obstacle)
+        assert len(result.trained.skip_reasons) == 1
+        assert "Tanh node 'act'" in result.trained.skip_reasons[0]
+        assert "Tanh node 'act'" in str(result.biases.skip_reason)
         with pytest.raises(NoGradientError, match="Tanh node 'act'"):
             quantize(model, data_for(model), advanced(engine=Engine.STANDARD, strict=True, **options))
 
@@ -215,9 +215,9 @@ def test_branches_of_an_if(kind: str, target: str) -> None:
     result = quantize(model, feeds, advanced(target=target, **RECIPES[kind]))
     assert len(result.plan.layers) == 4
     for feed in feeds[:2]:
-        truth, found = run(model, feed)["y"], run(result.model, feed)["y"]
-        assert np.mean((found - truth) ** 2) < 0.3 * np.mean(truth**2)
-        assert not np.array_equal(found, truth)
+        reference, found = run(model, feed)["y"], run(result.model, feed)["y"]
+        assert np.mean((found - reference) ** 2) < 0.3 * np.mean(reference**2)
+        assert not np.array_equal(found, reference)
 
 
 # Recipes.

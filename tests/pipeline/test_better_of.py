@@ -21,7 +21,7 @@ def test_training_together_is_taken_where_it_beats_training_in_turn(after: float
     together = replace(plan)
     for before in (1.0, 0.45):  # what was learned in turn is general, or not
         trained = Trained(plan, plan, before, 0.4)
-        taken, told, joint = better_of(job, trained, NetworkTuned(together, 0.4, after))
+        taken, told, end_to_end = better_of(job, trained, NetworkTuned(together, 0.4, after))
         assert (taken is together) == joint_wins
-        assert joint.after == min(after, 0.4)
-        assert told.after == (before if joint_wins and not trained.is_general else 0.4)
+        assert end_to_end.after == min(after, 0.4)
+        assert told.after == (before if joint_wins and not trained.generalizes else 0.4)

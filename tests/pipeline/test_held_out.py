@@ -14,7 +14,7 @@ from command_line import said_by
 
 from models import build, conv_net, feed_for, normal
 from onnxcalib import Pipeline, RangeMethod, Recipe, quantize
-from onnxcalib.data import Feed, InputSpec, open_data, parted
+from onnxcalib.data import Feed, InputSpec, open_data, train_validation_split
 from onnxcalib.data.split import FEWEST, why_not_parted
 from onnxcalib.recipe import parse_bits
 
@@ -107,6 +107,6 @@ GIVEN = [
 @pytest.mark.parametrize("given", GIVEN)
 def test_it_is_told_where_and_only_where_nothing_is_held_out(given: Any) -> None:
     data = open_data(given, [InputSpec("x", np.dtype("f"), (None, 1))])
-    kept, held_out = parted(data)
+    kept, held_out = train_validation_split(data)
     assert (why_not_parted(data) is not None) == (kept is held_out)
     assert kept is held_out or len(kept) + len(held_out) == len(data)

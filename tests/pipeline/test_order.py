@@ -14,7 +14,7 @@ from PIL import Image
 from models import build, conv_net, feed_for, normal
 from onnxcalib import Pipeline, Preprocess, RangeMethod, Recipe, quantize, write_report
 from onnxcalib.analysis.diagnose import diagnose_file
-from onnxcalib.data import Dataset, first, open_data, parted
+from onnxcalib.data import Dataset, first, open_data, train_validation_split
 from onnxcalib.model.quantized import read_quantized
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.pipeline.job import start
@@ -56,7 +56,7 @@ def classes(data: Dataset) -> list[int]:
 def test_every_part_of_data_sorted_by_class_has_all_classes(kind: str, tmp_path: Path) -> None:
     given, preprocess = sorted_by_class(kind, tmp_path)
     data = start(conv_net(), given, Recipe(), preprocess).jobs[0].data
-    for part in (first(data, 16), *parted(data)):
+    for part in (first(data, 16), *train_validation_split(data)):
         assert set(classes(part)) == set(range(CLASSES))
         assert part.labels.tolist() == classes(part)
     assert classes(data) != classes(start(conv_net(), given, Recipe(seed=1), preprocess).jobs[0].data)
@@ -125,10 +125,10 @@ def test_another_seed_is_no_other_data_but_reuses_nothing(make: Any, tmp_path: P
     assert (other.warnings, other.computed) == ([], whole)
     for seed in (0, 1):
         assert run(data, seed).computed == []
-    turned = run({name: array[::-1] for name, array in data.items()}, 1)
-    assert turned.computed == whole
-    assert len(turned.warnings) == 1
-    assert "other calibration data" in turned.warnings[0]
+    transposed = run({name: array[::-1] for name, array in data.items()}, 1)
+    assert transposed.computed == whole
+    assert len(transposed.warnings) == 1
+    assert "other calibration data" in transposed.warnings[0]
 
 
 def test_branches_get_the_samples_in_the_same_order() -> None:

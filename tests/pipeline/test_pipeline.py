@@ -48,12 +48,12 @@ def test_feeds_give_the_plan_of_the_same_arrays(source: str) -> None:
     model = conv_net()
     data = feed_for(model, 24)
     whole, pieces = quantize(model, data, MINMAX).plan, quantize(model, SOURCES[source](feeds_of(data)), MINMAX).plan
-    assert set(pieces.carried) == set(whole.carried)
+    assert set(pieces.shared) == set(whole.shared)
     assert set(pieces.inputs) == set(whole.inputs)
-    for tensor in (*whole.carried, *whole.inputs):
+    for tensor in (*whole.shared, *whole.inputs):
         np.testing.assert_allclose(pieces.layer_input(tensor).scale, whole.layer_input(tensor).scale, rtol=1e-5)
     for name, params in whole.layers.items():
-        np.testing.assert_array_equal(pieces.layers[name].codes, params.codes)
+        np.testing.assert_array_equal(pieces.layers[name].quantized, params.quantized)
 
 
 @pytest.mark.parametrize(
@@ -120,17 +120,17 @@ def test_evaluation_agrees_with_numpy(tmp_path: Path) -> None:
     data = feed_for(model, 130, seed=5)
     labels = np.random.default_rng(1).integers(0, 5, 130)
     rows = evaluate(list(paths), data | {"labels": labels}, paths[0])
-    truth, guess = run(model, data)["y"], run(result.model, data)["y"]
-    same, right = guess.argmax(1) == truth.argmax(1), guess.argmax(1) == labels
+    reference, guess = run(model, data)["y"], run(result.model, data)["y"]
+    same, right = guess.argmax(1) == reference.argmax(1), guess.argmax(1) == labels
     row = rows[1]
     assert row.samples == 130
     assert row.model == str(paths[1])
     assert row.top1 == pytest.approx(100 * right.mean())
     assert row.agreement == pytest.approx(100 * same.mean())
-    assert row.sqnr_db == pytest.approx(-10 * np.log10(relative_error(truth, guess)), rel=1e-4)
-    assert row.distillation_loss == pytest.approx(divergence(truth, guess), rel=1e-4)
+    assert row.sqnr_db == pytest.approx(-10 * np.log10(relative_error(reference, guess)), rel=1e-4)
+    assert row.distillation_loss == pytest.approx(divergence(reference, guess), rel=1e-4)
     assert row.bytes == paths[1].stat().st_size
-    assert rows[0].top1 == pytest.approx(100 * (truth.argmax(1) == labels).mean())
+    assert rows[0].top1 == pytest.approx(100 * (reference.argmax(1) == labels).mean())
     assert (rows[0].agreement, rows[0].sqnr_db, rows[0].distillation_loss) == (100, np.inf, 0)
 
 

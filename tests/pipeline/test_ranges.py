@@ -12,10 +12,10 @@ from models import Arrays, build, conv_net, feed_for, normal, run
 from onnxcalib import Recipe, quantize
 from onnxcalib.algorithms.teacher import Distance
 from onnxcalib.model.layers import find_layers
-from onnxcalib.model.outputs import find_heads
+from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.read import read_prepared
-from onnxcalib.numerics.losses import Head
+from onnxcalib.numerics.losses import OutputKind
 from onnxcalib.pipeline.ranges import MINMAX, MSE, TRIED, select
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import RangeMethod, parse_bits
@@ -46,8 +46,8 @@ def test_no_output_may_be_clearly_noisier_than_with_minmax() -> None:
 
 def test_one_column_is_no_distribution() -> None:
     text = "net (float[N,4] x) => (float[N,{}] y) {{ [one] y = Gemm (x, w) }}"
-    assert find_heads(build(text.format(1), w=normal(4, 1)))["y"] is Head.VALUES
-    assert find_heads(build(text.format(2), w=normal(4, 2)))["y"] is Head.LOGITS
+    assert find_output_kinds(build(text.format(1), w=normal(4, 1)))["y"] is OutputKind.VALUES
+    assert find_output_kinds(build(text.format(2), w=normal(4, 2)))["y"] is OutputKind.LOGITS
 
 
 def regression() -> onnx.ModelProto:
@@ -61,8 +61,8 @@ def regression() -> onnx.ModelProto:
 
 
 def sqnr(model: onnx.ModelProto, data: Arrays, recipe: Recipe) -> float:
-    truth, found = run(model, data)["y"].astype(np.float64), run(quantize(model, data, recipe).model, data)["y"]
-    return float(10 * np.log10((truth**2).sum() / ((truth - found) ** 2).sum()))
+    reference, found = run(model, data)["y"].astype(np.float64), run(quantize(model, data, recipe).model, data)["y"]
+    return float(10 * np.log10((reference**2).sum() / ((reference - found) ** 2).sum()))
 
 
 @pytest.mark.parametrize("bits", ["8", "w8a4", "w4a8", "w8"])
@@ -80,11 +80,11 @@ def test_auto_takes_the_activation_ranges_with_the_least_loss() -> None:
     model, data, target = conv_net(), feed_for(conv_net(), 48), find_target("ort")
     data["x"][0, 0, 0, 0] = 12.0  # an outlier, so that the estimators differ
     plans = {each: quantize(model, data, Recipe(ranges=each[0])).plan for each in TRIED}
-    prepared, truth = read_prepared(model, target), run(model, data)["y"]
+    prepared, reference = read_prepared(model, target), run(model, data)["y"]
 
     def error(plan: QuantPlan) -> float:
         found = run(write_qdq(prepared, find_layers(prepared).layers, plan, target), data)["y"]
-        return float(((truth - found) ** 2).sum() / (truth**2).sum())
+        return float(((reference - found) ** 2).sum() / (reference**2).sum())
 
     # The weights are those with the least squared error, but for minmax.
     same = {each: dataclasses.replace(plan, layers=plans[MSE].layers) for each, plan in plans.items()}

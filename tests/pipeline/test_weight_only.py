@@ -1,4 +1,4 @@
-"""Weights alone: activations stay float, codes lie in the form that onnxruntime multiplies with as they are."""
+"""Weights alone: activations stay float, weights lie in the form that onnxruntime multiplies with as they are."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from models import (
 from onnxcalib import Pipeline, Precision, RangeMethod, Recipe, quantize
 from onnxcalib.checks.check import check_model, matters
 from onnxcalib.errors import RecipeError
-from onnxcalib.numerics.quant_params import GridKind, dequantize
+from onnxcalib.numerics.quant_params import QuantScheme, dequantize
 from onnxcalib.numerics.quant_params import quantize as codes_of
-from onnxcalib.numerics.range_estimators import blocked_grid
+from onnxcalib.numerics.range_estimators import blockwise_qparams
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import FLOAT_BITS, parse_bits
 from onnxcalib.targets import NAMES, find_target
@@ -60,11 +60,11 @@ def mlp() -> onnx.ModelProto:
 
 
 def with_weights(model: onnx.ModelProto, plan: QuantPlan, weights: dict[str, str]) -> onnx.ModelProto:
-    """The float model with the real values of the plan's codes."""
+    """The float model with the real values of the plan's quantized values."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for layer, name in weights.items():
-        change(changed, name, dequantize(plan.layers[layer].codes, plan.layers[layer].grid))
+        change(changed, name, dequantize(plan.layers[layer].quantized, plan.layers[layer].qparams))
     return changed
 
 
@@ -81,7 +81,7 @@ def test_the_file_computes_with_the_codes_of_the_plan(bits: int, block: int | No
     assert "QuantizeLinear" not in op_types(result.model)
     expected = run(with_weights(model, result.plan, MLP_WEIGHTS), feed)["y"]
     np.testing.assert_allclose(run(result.model, feed, **UNOPTIMIZED)["y"], expected, rtol=1e-5, atol=1e-5)
-    shapes = {name: params.grid.scale.shape for name, params in result.plan.layers.items()}
+    shapes = {name: params.qparams.scale.shape for name, params in result.plan.layers.items()}
     if block is None:
         assert shapes == {"turned": (64,), "straight": (48,), "bare": (12,)}
     else:  # the sums of 80 and of 48 end in a shorter block
@@ -96,9 +96,9 @@ def test_four_bits_take_half_a_byte_and_keep_their_codes() -> None:
     stored = next(tensor for tensor in result.model.graph.initializer if tensor.name == "straight_weight_codes")
     assert stored.data_type == TensorProto.INT4
     assert len(stored.raw_data) == 64 * 48 // 2
-    assert (numpy_helper.to_array(stored).astype(np.int8) == result.plan.layers["straight"].codes).all()
-    turned = initializer(result.model, "turned_weight_codes").astype(np.int8)
-    assert (turned == result.plan.layers["turned"].codes.T).all()
+    assert (numpy_helper.to_array(stored).astype(np.int8) == result.plan.layers["straight"].quantized).all()
+    transposed = initializer(result.model, "turned_weight_codes").astype(np.int8)
+    assert (transposed == result.plan.layers["turned"].quantized.T).all()
 
 
 @pytest.mark.skipif(not NEWEST, reason="older runtimes dequantize first")
@@ -119,18 +119,18 @@ def test_the_newest_runtime_multiplies_with_the_codes_as_they_are(
 
 def test_blocks_follow_weights_of_unequal_size_better_than_channels() -> None:
     weight = normal(64, 8) * np.repeat(np.float32([1, 0.05]), 32)[:, None]
-    kind = GridKind(4, signed=True, symmetric=True)
+    kind = QuantScheme(4, signed=True, symmetric=True)
     errors = []
     for block in (64, 32):
-        grid = blocked_grid(weight, kind, 0, block, "minmax")
-        errors.append(np.square(dequantize(codes_of(weight, grid), grid) - weight)[32:].sum())
+        qparams = blockwise_qparams(weight, kind, 0, block, "minmax")
+        errors.append(np.square(dequantize(codes_of(weight, qparams), qparams) - weight)[32:].sum())
     assert errors[1] < 0.05 * errors[0]
 
 
 def test_a_convolutional_model_gets_one_scale_a_channel() -> None:
     model, feed = conv_net(), feed_for(conv_net())
     result = quantize(model, feed, Recipe(bits=(W8,)))
-    assert result.plan.layers["stem"].grid.scale.shape == (8,)
+    assert result.plan.layers["stem"].qparams.scale.shape == (8,)
     expected, found = run(model, feed)["y"], run(result.model, feed)["y"]
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 

@@ -136,8 +136,8 @@ def test_noise_in_the_numbers_is_that_of_plain_onnxruntime(mixed: Path) -> None:
         for model in (ready, written):
             tensor = next(node.output[0] for node in model.graph.node if node.name == row["layer"])
             values.append(run(with_outputs(model, [tensor]), data)[tensor].astype(np.float64))
-        truth, guess = values
-        expected = 10 * np.log10((truth**2).sum() / ((truth - guess) ** 2).sum())
+        reference, guess = values
+        expected = 10 * np.log10((reference**2).sum() / ((reference - guess) ** 2).sum())
         assert row["sqnr_db"] == pytest.approx(expected, abs=0.05)
     assert sum(row["loss_share"] for row in rows) == pytest.approx(1)
 
@@ -145,9 +145,9 @@ def test_noise_in_the_numbers_is_that_of_plain_onnxruntime(mixed: Path) -> None:
 def test_outcome_agrees_with_plain_onnxruntime(mixed: Path) -> None:
     test = dict(np.load(mixed.with_name("test.npz")))
     labels = test.pop("labels")
-    truth, guess = (run(mixed.with_name(name), test)["y"] for name in ("model.onnx", "small.onnx"))
+    reference, guess = (run(mixed.with_name(name), test)["y"] for name in ("model.onnx", "small.onnx"))
     out = numbers_of(mixed)["outcome"]
-    same = (truth.argmax(axis=1) == guess.argmax(axis=1)).mean()
+    same = (reference.argmax(axis=1) == guess.argmax(axis=1)).mean()
     assert out["quantized"]["agreement"] == pytest.approx(100 * same)
     assert out["quantized"]["top1"] == pytest.approx(100 * (guess.argmax(axis=1) == labels).mean())
     assert out["float"]["top1"] == 100
@@ -160,7 +160,7 @@ def test_bytes_add_up_to_the_file(mixed: Path) -> None:
     assert sum(parts.values()) == mixed.with_name("small.onnx").stat().st_size
     assert min(parts.values()) >= 0
     rows = numbers_of(mixed)["layers"]
-    assert sum(row["bytes"] for row in rows) <= parts["weight codes"]
+    assert sum(row["bytes"] for row in rows) <= parts["quantized weights"]
 
 
 def test_the_run_can_be_repeated_from_its_report(mixed: Path, tmp_path: Path) -> None:

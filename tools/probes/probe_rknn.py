@@ -45,14 +45,14 @@ def probe(model: Path, feeds: list[Feed]) -> Found:
             rknn = RKNN(verbose=True)
             # Its own advice for files that bring their scales: level 3 takes an Add into the Conv before it, unrounded.
             rknn.config(target_platform="rk3588", optimization_level=2)
-            codes = [rknn.load_onnx(str(model)), rknn.build(do_quantization=False), rknn.init_runtime()]
+            quantized = [rknn.load_onnx(str(model)), rknn.build(do_quantization=False), rknn.init_runtime()]
             outputs = (
-                [] if any(codes) else [rknn.inference(list(feed.values()), data_format=["nchw"]) for feed in feeds]
+                [] if any(quantized) else [rknn.inference(list(feed.values()), data_format=["nchw"]) for feed in feeds]
             )
         report = said.read_text(errors="replace")
-    if any(codes):
+    if any(quantized):
         errors = [line for line in report.splitlines() if line.startswith("E ")]
-        raise RuntimeError(errors[0] if errors else f"load, build and init answered {codes}")
+        raise RuntimeError(errors[0] if errors else f"load, build and init answered {quantized}")
     found = [match.groups() for line in report.splitlines() if (match := LINE.match(line))]
     layers = [(op, kind, place) for op, kind, place in found if op.startswith(LAYERS)]
     floats = [f"{op} {kind} {place}" for op, kind, place in layers if kind != "INT8" or place != "NPU"]

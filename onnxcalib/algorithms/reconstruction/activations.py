@@ -11,7 +11,7 @@ import onnx
 
 from onnxcalib.data import Dataset
 from onnxcalib.model.subgraph import upstream
-from onnxcalib.numerics.quant_params import Grid, fake_quantize
+from onnxcalib.numerics.quant_params import QuantParams, fake_quantize
 from onnxcalib.runtime.session import Session, samples_in
 
 FloatArray = npt.NDArray[np.float32]
@@ -19,7 +19,7 @@ FloatArray = npt.NDArray[np.float32]
 BATCH = 16
 
 
-class Spilled:
+class DiskActivations:
     """The samples of one tensor in a file; memory holds only what is being read."""
 
     def __init__(self, path: Path) -> None:
@@ -62,12 +62,12 @@ class Spilled:
                 file.readinto(rows[place].data)
         return rows.reshape(len(chosen) * self.shape[0], *self.shape[1:])
 
-    def on_grid(self, grid: Grid, path: Path) -> Spilled:
+    def fake_quantized(self, qparams: QuantParams, path: Path) -> DiskActivations:
         """The same samples, moved onto a grid, in another file."""
-        moved = Spilled(path)
+        moved = DiskActivations(path)
         for start in range(0, self.samples, BATCH):
             chosen = range(start, min(start + BATCH, self.samples))
-            moved.append(fake_quantize(self.read(chosen), grid), len(chosen))
+            moved.append(fake_quantize(self.read(chosen), qparams), len(chosen))
         return moved
 
     def close(self) -> None:
@@ -80,15 +80,15 @@ def capture(
     names: Sequence[str],
     data: Dataset,
     folder: Path,
-    grids: Mapping[str, Grid] = {},
-    known: Mapping[str, Spilled] = {},
-) -> dict[str, Spilled]:
+    qparams: Mapping[str, QuantParams] = {},
+    known: Mapping[str, DiskActivations] = {},
+) -> dict[str, DiskActivations]:
     """Runs the model up to the named tensors, from known ones where it can; a grid moves its tensor onto it."""
     given = {value.name for value in model.graph.input}
     made = [name for name in dict.fromkeys(names) if name not in given]
     part, reads = upstream(model, made, known)
     session = Session(part) if made else None
-    spilled = {name: Spilled(folder / f"{place}.bin") for place, name in enumerate(dict.fromkeys(names))}
+    activations = {name: DiskActivations(folder / f"{place}.bin") for place, name in enumerate(dict.fromkeys(names))}
     done = 0
     for feed in data.batches(BATCH):
         samples = samples_in(feed, data)
@@ -97,8 +97,8 @@ def capture(
         tensors = dict(feed)
         if session is not None:
             tensors |= session.run({name: known[name].read(chosen) if name in known else feed[name] for name in reads})
-        for name in list(spilled):
-            rows = fake_quantize(tensors[name], grids[name]) if name in grids else tensors[name]
-            if not spilled[name].append(rows, samples):
-                spilled.pop(name).close()
-    return spilled
+        for name in list(activations):
+            rows = fake_quantize(tensors[name], qparams[name]) if name in qparams else tensors[name]
+            if not activations[name].append(rows, samples):
+                activations.pop(name).close()
+    return activations

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from onnxcalib.algorithms.reconstruction.activations import Spilled
+from onnxcalib.algorithms.reconstruction.activations import DiskActivations
 from onnxcalib.algorithms.rounding import least_scale
 from onnxcalib.autodiff.adam import Adam, cosine
 from onnxcalib.autodiff.gradients import Gradients, Loss
@@ -27,10 +27,10 @@ from onnxcalib.model.layer_loss import (
     WEIGHT_LOW,
     WEIGHT_RANGE,
     LayerLoss,
-    code_bounds,
     layer_loss,
     ranges,
     starts,
+    step_bounds,
 )
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.loss_writer import Quantizer, scale_of
@@ -38,10 +38,10 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.quant_params import (
     UNBOUNDED,
     Bounds,
-    Grid,
-    GridKind,
-    along,
-    make_grid,
+    QuantParams,
+    QuantScheme,
+    broadcast,
+    make_qparams,
     quantize,
     with_least_scale,
     within,
@@ -97,8 +97,8 @@ class LayerProblem:
     target: Target
     start: LayerParams
     bits: int  # of the weight
-    grid: Grid | None  # on which the layer reads its input; None: that is float
-    input_kind: GridKind | None  # None: the inputs come quantized, or stay float
+    qparams: QuantParams | None  # on which the layer reads its input; None: that is float
+    input_scheme: QuantScheme | None  # None: the inputs come quantized, or stay float
     trains_input: bool  # else its grid stays as it is
     optimizer: LayerOptimizer = LayerOptimizer.ADAQUANT
     bounds: Bounds = UNBOUNDED  # of what the layer reads: a trained grid stays within
@@ -111,7 +111,7 @@ class Optimised:
     params: LayerParams
     before: float
     after: float
-    obstacle: str | None = None  # why it could not be trained
+    skip_reason: str | None = None  # why it could not be trained
 
 
 class AbandonedError(Exception):
@@ -120,8 +120,8 @@ class AbandonedError(Exception):
 
 def optimise(
     problem: LayerProblem,
-    inputs: Spilled,
-    targets: Spilled,
+    inputs: DiskActivations,
+    targets: DiskActivations,
     schedule: Schedule,
     engine: Engine,
     seed: int,
@@ -160,8 +160,8 @@ class LayerTraining:
     def __init__(
         self,
         problem: LayerProblem,
-        inputs: Spilled,
-        targets: Spilled,
+        inputs: DiskActivations,
+        targets: DiskActivations,
         schedule: Schedule,
         engine: Engine,
         threads: int,
@@ -191,14 +191,14 @@ class LayerTraining:
 
     def _keep_bounds(self) -> None:
         """Takes the grid of the inputs back to where no code is wasted on values that its activation cuts off."""
-        kind = self.problem.input_kind
-        if INPUT_RANGE not in self.parameters or kind is None:
+        scheme = self.problem.input_scheme
+        if INPUT_RANGE not in self.parameters or scheme is None:
             return
         found = self._values(self.parameters)
-        free = _grid(found[INPUT_RANGE], found.get(INPUT_LOW), kind, None)
-        held = within(free, self.problem.bounds, kind)
+        free = _qparams(found[INPUT_RANGE], found.get(INPUT_LOW), scheme, None)
+        held = within(free, self.problem.bounds, scheme)
         if (held.scale, held.zero_point) != (free.scale, free.zero_point):
-            for name, value in ranges(_quantizer(held, kind, trained=True), INPUT_RANGE, INPUT_LOW).items():
+            for name, value in ranges(_quantizer(held, scheme, trained=True), INPUT_RANGE, INPUT_LOW).items():
                 self.parameters[name][...] = value / self.loss.units.get(name, 1.0)
 
     def _values(self, parameters: Parameters) -> dict[str, FloatArray]:
@@ -226,28 +226,28 @@ class LayerTraining:
         return feed
 
     def params(self, parameters: Parameters) -> LayerParams:
-        """The trained layer as codes and grids."""
+        """The trained layer as quantized values and grids."""
         problem, loss, values = self.problem, self.loss, self._values(parameters)
-        kind, axis = loss.weights.kind, loss.weights.axis
+        scheme, axis = loss.weights.scheme, loss.weights.axis
         bias = values.get(BIAS, problem.start.bias)
-        grid = problem.start.grid
+        qparams = problem.start.qparams
         if WEIGHT_RANGE in values:
-            grid = _grid(values[WEIGHT_RANGE], values.get(WEIGHT_LOW), kind, axis)
-        read, own = problem.grid, None
-        if INPUT_RANGE in values and problem.input_kind is not None:
-            own = _grid(values[INPUT_RANGE], values.get(INPUT_LOW), problem.input_kind, None)
-            read = own = within(own, problem.bounds, problem.input_kind)
+            qparams = _qparams(values[WEIGHT_RANGE], values.get(WEIGHT_LOW), scheme, axis)
+        read, own = problem.qparams, None
+        if INPUT_RANGE in values and problem.input_scheme is not None:
+            own = _qparams(values[INPUT_RANGE], values.get(INPUT_LOW), problem.input_scheme, None)
+            read = own = within(own, problem.bounds, problem.input_scheme)
         if bias is not None:
             least = least_scale(problem.layer, problem.target, bias, read, per_channel=axis is not None)
-            grid = with_least_scale(grid, least)
+            qparams = with_least_scale(qparams, least)
         weight = self._rounded(parameters[ROUNDING]) if self.adaround else values[WEIGHT]
-        return LayerParams(quantize(weight, grid), grid, bias, weight, own)
+        return LayerParams(quantize(weight, qparams), qparams, bias, weight, own)
 
     def _rounded(self, rounding: FloatArray) -> FloatArray:
         quantizer, weight = self.loss.weights, self.loss.weight
-        scale = along(scale_of(quantizer), quantizer.axis, weight.ndim)
-        codes = np.floor(weight / scale) + (rounding >= 0)
-        return np.asarray(np.clip(codes, *code_bounds(quantizer, weight.ndim)) * scale, np.float32)
+        scale = broadcast(scale_of(quantizer), quantizer.axis, weight.ndim)
+        quantized = np.floor(weight / scale) + (rounding >= 0)
+        return np.asarray(np.clip(quantized, *step_bounds(quantizer, weight.ndim)) * scale, np.float32)
 
 
 def _batch(schedule: Schedule, shape: Sequence[int], layer: Layer) -> int:
@@ -258,31 +258,31 @@ def _batch(schedule: Schedule, shape: Sequence[int], layer: Layer) -> int:
     return int(np.clip(math.ceil(schedule.rows / max(rows, 1)), FEWEST, schedule.batch))
 
 
-def _grid(range_: FloatArray, low: FloatArray | None, kind: GridKind, axis: int | None) -> Grid:
+def _qparams(range_: FloatArray, low: FloatArray | None, scheme: QuantScheme, axis: int | None) -> QuantParams:
     """The grid that the loss used; a range that has moved off zero keeps its step, not its ends."""
     if low is None:
-        return make_grid(-range_, range_, kind, axis)
-    (first, last), scale = kind.codes, scale_of(Quantizer(kind, axis, low, range_, trained=True))
+        return make_qparams(-range_, range_, scheme, axis)
+    (first, last), scale = scheme.limits, scale_of(Quantizer(scheme, axis, low, range_, trained=True))
     zero = np.clip(np.rint(first - low / scale), first, last).astype(np.int32)
-    return Grid(scale, zero, kind.bits, kind.signed, first, last, axis)
+    return QuantParams(scale, zero, scheme.bits, scheme.signed, first, last, axis)
 
 
-def _quantizer(grid: Grid, kind: GridKind, *, trained: bool) -> Quantizer:
-    low, high = grid.range
-    if kind.symmetric:
-        return Quantizer(kind, grid.axis, -high, high, trained)
-    return Quantizer(kind, grid.axis, low, high - low, trained)
+def _quantizer(qparams: QuantParams, scheme: QuantScheme, *, trained: bool) -> Quantizer:
+    low, high = qparams.range
+    if scheme.symmetric:
+        return Quantizer(scheme, qparams.axis, -high, high, trained)
+    return Quantizer(scheme, qparams.axis, low, high - low, trained)
 
 
 def _loss(problem: LayerProblem, schedule: Schedule, energy: float) -> LayerLoss:
     layer, start = problem.layer, problem.start
     adaround = problem.optimizer is LayerOptimizer.ADAROUND
-    kind = problem.target.weight_kind(problem.bits)
-    weights = _quantizer(start.grid, kind, trained=not (adaround or kind.power_of_two))
+    scheme = problem.target.weight_scheme(problem.bits)
+    weights = _quantizer(start.qparams, scheme, trained=not (adaround or scheme.power_of_two))
     inputs = None
-    if problem.input_kind is not None and problem.grid is not None:
-        trained = problem.trains_input and not problem.input_kind.power_of_two
-        inputs = _quantizer(problem.grid, problem.input_kind, trained=trained)
+    if problem.input_scheme is not None and problem.qparams is not None:
+        trained = problem.trains_input and not problem.input_scheme.power_of_two
+        inputs = _quantizer(problem.qparams, problem.input_scheme, trained=trained)
     bias = start.bias
     if bias is None and layer.takes_bias:
         bias = np.zeros(layer.channels, np.float32)
@@ -293,7 +293,7 @@ def _loss(problem: LayerProblem, schedule: Schedule, energy: float) -> LayerLoss
 def _units(loss: LayerLoss) -> dict[str, FloatArray | float]:
     """Steps for weights, ranges for ranges, the output's deviation for the bias."""
     units: dict[str, FloatArray | float] = {
-        WEIGHT: along(scale_of(loss.weights), loss.weights.axis, loss.weight.ndim),
+        WEIGHT: broadcast(scale_of(loss.weights), loss.weights.axis, loss.weight.ndim),
         BIAS: max(float(np.sqrt(loss.energy)), 1e-12),
     }
     for quantizer, names in ((loss.weights, (WEIGHT_RANGE, WEIGHT_LOW)), (loss.inputs, (INPUT_RANGE, INPUT_LOW))):

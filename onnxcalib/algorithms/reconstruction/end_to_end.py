@@ -15,7 +15,7 @@ from onnxcalib.algorithms.rounding import BIAS_STEPS, least_scale
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.autodiff.adam import Adam, cosine
 from onnxcalib.autodiff.interface import NoGradientError
-from onnxcalib.autodiff.micro_batches import LANES, Lanes
+from onnxcalib.autodiff.micro_batches import GROUPS, MicroBatchGradients
 from onnxcalib.data import Dataset, first
 from onnxcalib.data.augmentation import endless
 from onnxcalib.model.bottlenecks import bottlenecks
@@ -27,18 +27,18 @@ from onnxcalib.model.model_loss import (
     bias_name,
     distillation_loss,
     input_scale_name,
-    truth_name,
+    reference_name,
     weight_name,
     weight_scale_name,
 )
-from onnxcalib.model.placement import Places
+from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import bias_scale, write_qdq
 from onnxcalib.model.subgraph import with_outputs
-from onnxcalib.numerics.losses import TEMPERATURE, Head, log_probabilities
+from onnxcalib.numerics.losses import TEMPERATURE, OutputKind, log_probabilities
 from onnxcalib.numerics.quant_params import (
-    Grid,
-    along,
+    QuantParams,
+    broadcast,
     dequantize,
     most_scale,
     quantize,
@@ -55,10 +55,10 @@ FloatArray = npt.NDArray[np.float32]
 
 BATCH = 8
 # A batch goes through the network in pieces whose layers' outputs take this at most; a worker takes some 20 times it.
-PIECE_BYTES = 40 * 10**6
+MICRO_BATCH_BYTES = 40 * 10**6
 CHECKS = 10
-JOINT_STEPS, BIAS_TUNING_STEPS = 8, 2  # for each step of a layer that is asked for
-PULL = 0.6  # for plans that were trained by layers, which leaves many weights at the edge of two codes
+END_TO_END_STEPS, BIAS_TUNING_STEPS = 8, 2  # for each step of a layer that is asked for
+SHRINK = 0.6  # for plans that were trained by layers, which leaves many weights at the edge of two quantized values
 # Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
 HINT_SHARE = 3.0
 
@@ -75,23 +75,27 @@ class Schedule:
     weight: float | None = None  # in steps of the grid
     scale: float | None = None  # in shares of the scale
     hints: int = 0  # inner tensors that are imitated too, at most
-    pull: float = 1.0  # how far from its code a weight begins, of as far as it was
+    shrink: float = 1.0  # how far from its code a weight begins, of as far as it was
     last: bool = False  # the last state is taken: of many checks on few samples the best is one of luck
     patience: int | None = None  # checks without a gain after which it ends; None: at first the loss often rises
 
 
 BIASES = Schedule("bias tuning", steps=200, bias=3e-3, patience=3)
-JOINT = Schedule("joint AdaQuant", steps=600, after=200, bias=3e-3, weight=2e-3, scale=3e-4, hints=16, last=True)
+END_TO_END = Schedule(
+    "end-to-end AdaQuant", steps=600, after=200, bias=3e-3, weight=2e-3, scale=3e-4, hints=16, last=True
+)
 # On the scales that are written, which may not move any more.
-SETTLED = replace(JOINT, stage="joint AdaQuant, scales settled", steps=200, before=600, after=0, scale=None)
+FINAL_SCALES = replace(
+    END_TO_END, stage="end-to-end AdaQuant, scales settled", steps=200, before=600, after=0, scale=None
+)
 
 
-def schedules_for(steps: int | None, *, general: bool) -> tuple[Schedule, Schedule]:
+def schedules_for(steps: int | None, *, generalizes: bool) -> tuple[Schedule, Schedule]:
     """Most of the steps, and the last quarter, on the scales that are written; as many as layers are trained for."""
-    share = 1.0 if steps is None else JOINT_STEPS * steps / (JOINT.steps + SETTLED.steps)
-    early, late = (max(round(share * it.steps), 1) for it in (JOINT, SETTLED))
-    first_part = replace(JOINT, steps=early, after=late, pull=PULL if general else JOINT.pull)
-    return first_part, replace(SETTLED, steps=late, before=early)
+    share = 1.0 if steps is None else END_TO_END_STEPS * steps / (END_TO_END.steps + FINAL_SCALES.steps)
+    early, late = (max(round(share * it.steps), 1) for it in (END_TO_END, FINAL_SCALES))
+    first_part = replace(END_TO_END, steps=early, after=late, shrink=SHRINK if generalizes else END_TO_END.shrink)
+    return first_part, replace(FINAL_SCALES, steps=late, before=early)
 
 
 def bias_schedule(steps: int | None) -> Schedule:
@@ -106,7 +110,7 @@ class NetworkTuned:
     plan: QuantPlan
     before: float
     after: float
-    obstacle: str | None = None
+    skip_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class NetworkTuner:
 
     model: Model
     layers: Sequence[Layer]
-    places: Places
+    points: InsertionPoints
     target: Target
     data: Dataset
     teacher: Teacher  # holds the held-out samples
@@ -129,7 +133,7 @@ class NetworkTuner:
     def tune(self, plan: QuantPlan, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
         """The held-out samples choose among the start and the states on the way, unless the last is to be taken."""
         before, schedule = self._loss(plan), self.schedule
-        if not self.teacher.heads or not (schedule.weight or any(layer.takes_bias for layer in self.layers)):
+        if not self.teacher.kinds or not (schedule.weight or any(layer.takes_bias for layer in self.layers)):
             return NetworkTuned(plan, before, before)
         try:
             training = _Training(self, plan)
@@ -138,9 +142,9 @@ class NetworkTuner:
                 raise
             return NetworkTuned(plan, before, before, str(error))
         best, least, done, vain = plan, before, 0, 0
-        if (kept := checkpoint.found([schedule.stage])[0]) is not None:
-            done, least, best, vain = kept["done"], kept["least"], kept["best"], kept["vain"]
-            training.restore(kept)
+        if (cached := checkpoint.found([schedule.stage])[0]) is not None:
+            done, least, best, vain = cached["done"], cached["least"], cached["best"], cached["vain"]
+            training.restore(cached)
         while done < schedule.steps and (schedule.patience is None or vain < schedule.patience):
             done += 1
             training.step(done)
@@ -168,13 +172,13 @@ class NetworkTuner:
 class _Training:
     def __init__(self, tuner: NetworkTuner, plan: QuantPlan) -> None:
         self.tuner, self.start = tuner, plan
-        self.most = {name: self._most_scale(name, grid) for name, grid in plan.inputs.items()}
-        self.heads = tuner.teacher.heads
+        self.most = {name: self._most_scale(name, qparams) for name, qparams in plan.inputs.items()}
+        self.kinds = tuner.teacher.kinds
         self.hints = self._hints()
-        self.session = Session(with_outputs(tuner.model.proto, [*self.heads, *self.hints]))
-        self.piece = self._piece()
-        feed = next(iter(tuner.data.batches(self.piece)))
-        self.pieces = -(-BATCH // samples_in(feed, tuner.data))
+        self.session = Session(with_outputs(tuner.model.proto, [*self.kinds, *self.hints]))
+        self.micro_batch = self._micro_batch_size()
+        feed = next(iter(tuner.data.batches(self.micro_batch)))
+        self.micro_batches = -(-BATCH // samples_in(feed, tuner.data))
         feed = next(iter(tuner.data.batches(BATCH)))
         parameters, rates = self._parameters(feed)
         self.units = {name: parameter.unit for name, parameter in parameters.items()}
@@ -182,21 +186,21 @@ class _Training:
         # Nothing for the sake of runtimes: weights right at their layers, and no Relu left out for a grid that moves.
         bare = replace(tuner.target, placement=Placement.LAYER_INPUTS, float_compute=False, float_activations=False)
         started = tuner.written(self._plan_of(starts), bare)
-        truth = self._truth(feed)
-        proto = distillation_loss(started, tuner.layers, plan, parameters, self.heads, truth, self.hints)
-        self.gradients = Lanes(proto, starts, tuner.engine, tuner.workers)
+        reference = self._reference(feed)
+        proto = distillation_loss(started, tuner.layers, plan, parameters, self.kinds, reference, self.hints)
+        self.gradients = MicroBatchGradients(proto, starts, tuner.engine, tuner.workers)
         self.adam = Adam(self.gradients.parameters, rates)
-        self.feeds = endless(tuner.data, self.piece, tuner.seed)
+        self.feeds = endless(tuner.data, self.micro_batch, tuner.seed)
 
-    def _most_scale(self, name: str, grid: Grid) -> np.float32:
-        """Where the activation that makes a tensor cuts: codes beyond would be wasted, and runtimes would not fuse."""
-        kind = self.tuner.target.activation_kind(grid.bits, positive=not grid.signed)
-        return most_scale(grid, self.tuner.places.tensors[name].bounds, kind)
+    def _most_scale(self, name: str, qparams: QuantParams) -> np.float32:
+        """Where the activation that makes a tensor cuts: beyond it lies nothing, and runtimes would not fuse."""
+        kind = self.tuner.target.activation_scheme(qparams.bits, positive=not qparams.signed)
+        return most_scale(qparams, self.tuner.points.tensors[name].bounds, kind)
 
-    def _piece(self) -> int:
+    def _micro_batch_size(self) -> int:
         """How many samples go through the network at a time."""
         size = sum(self._sizes([layer.activated for layer in self.tuner.layers]).values())
-        return int(np.clip(PIECE_BYTES // max(size, 1), 1, BATCH // LANES))
+        return int(np.clip(MICRO_BATCH_BYTES // max(size, 1), 1, BATCH // GROUPS))
 
     def _hints(self) -> list[str]:
         """Inputs of layers at the borders of blocks; where there are many, the smallest."""
@@ -217,11 +221,11 @@ class _Training:
 
     def step(self, number: int) -> None:
         """One step on a batch."""
-        feeds = list(itertools.islice(self.feeds, self.pieces))
+        feeds = list(itertools.islice(self.feeds, self.micro_batches))
         schedule = self.tuner.schedule
         rate = cosine(schedule.before + number, schedule.before + schedule.steps + schedule.after)
         self.hinted = {HINTED: np.asarray(HINT_SHARE * (1 + rate) / 2, np.float32)} if self.hints else {}
-        self.adam.step(self.gradients.run(feeds, self._with_truth), rate)
+        self.adam.step(self.gradients.run(feeds, self._with_reference), rate)
         for tensor, most in self.most.items():
             name = input_scale_name(tensor)
             if name in self.gradients.parameters:
@@ -238,7 +242,7 @@ class _Training:
         for name, value in self.gradients.parameters.items():
             value[...] = state["parameters"][name]
         self.adam.restore(state["done"], state["moments"])
-        self.feeds = itertools.islice(self.feeds, state["done"] * self.pieces, None)
+        self.feeds = itertools.islice(self.feeds, state["done"] * self.micro_batches, None)
 
     def plan(self) -> QuantPlan:
         """The plan with the parameters as they are now."""
@@ -257,10 +261,10 @@ class _Training:
         for layer in self.tuner.layers:
             params = plan.layers[layer.name]
             if schedule.weight is not None:
-                unit = along(params.grid.scale, params.grid.axis, params.weight.ndim)
-                add(weight_name(layer), _centred(params, schedule.pull), unit, schedule.weight)
+                unit = broadcast(params.qparams.scale, params.qparams.axis, params.weight.ndim)
+                add(weight_name(layer), _centred(params, schedule.shrink), unit, schedule.weight)
             if schedule.scale is not None and not self.tuner.target.power_of_two:
-                add(weight_scale_name(layer), params.grid.scale, params.grid.scale, schedule.scale)
+                add(weight_scale_name(layer), params.qparams.scale, params.qparams.scale, schedule.scale)
                 if layer.input in plan.inputs:
                     scale = plan.inputs[layer.input].scale
                     add(input_scale_name(layer.input), scale, scale, schedule.scale)
@@ -287,12 +291,14 @@ class _Training:
         weight = values.get(weight_name(layer))
         if weight is not None:
             scale = values.get(weight_scale_name(layer))
-            grid = params.grid if scale is None else _moved(params.grid, scale)
+            qparams = params.qparams if scale is None else _moved(params.qparams, scale)
             if bias is not None:
-                grid = with_least_scale(grid, least_scale(layer, target, bias, read, per_channel=grid.axis is not None))
-            params = replace(params, codes=quantize(weight, grid), grid=grid, weight=weight, input=None)
+                qparams = with_least_scale(
+                    qparams, least_scale(layer, target, bias, read, per_channel=qparams.axis is not None)
+                )
+            params = replace(params, quantized=quantize(weight, qparams), qparams=qparams, weight=weight, input=None)
         if bias is not None and read is not None and target.integer_bias and layer.bias_node is None:
-            most = bias_scale(params.grid, read) * np.float32(self.tuner.bias_steps)
+            most = bias_scale(params.qparams, read) * np.float32(self.tuner.bias_steps)
             bias = np.clip(bias, -most, most)
         return params if bias is params.bias else replace(params, bias=bias)
 
@@ -302,28 +308,28 @@ class _Training:
         found = Session(with_statistics(self.tuner.model.proto, layers)).run(feed) if layers else {}
         return [(layer, max(float(np.sqrt(np.mean(found[variance_name(layer)]))), 1e-6)) for layer in layers]
 
-    def _with_truth(self, feed: Tensors) -> Tensors:
-        truth = {truth_name(name): value for name, value in self._truth(feed).items()}
-        return {**feed, **truth, **self.hinted}
+    def _with_reference(self, feed: Tensors) -> Tensors:
+        reference = {reference_name(name): value for name, value in self._reference(feed).items()}
+        return {**feed, **reference, **self.hinted}
 
-    def _truth(self, feed: Tensors) -> dict[str, FloatArray]:
+    def _reference(self, feed: Tensors) -> dict[str, FloatArray]:
         outputs = self.session.run(feed)
-        for name, head in self.heads.items():
-            if head is not Head.VALUES:
-                outputs[name] = np.exp(log_probabilities(outputs[name], head, TEMPERATURE)).astype(np.float32)
+        for name, output_kind in self.kinds.items():
+            if output_kind is not OutputKind.VALUES:
+                outputs[name] = np.exp(log_probabilities(outputs[name], output_kind, TEMPERATURE)).astype(np.float32)
         return outputs
 
 
-def _moved(grid: Grid, scale: FloatArray) -> Grid:
+def _moved(qparams: QuantParams, scale: FloatArray) -> QuantParams:
     """The grid with a trained scale, which must not come near zero."""
-    return replace(grid, scale=np.maximum(scale, np.float32(0.1) * grid.scale))
+    return replace(qparams, scale=np.maximum(scale, np.float32(0.1) * qparams.scale))
 
 
-def _centred(params: LayerParams, pull: float) -> FloatArray:
-    """Weights pulled towards their codes: where many are at the edge of two, all would jump."""
-    codes = dequantize(params.codes, params.grid)
-    half = along(params.grid.scale, params.grid.axis, codes.ndim) / 2
-    return np.asarray(codes + pull * np.clip(params.weight - codes, -half, half), np.float32)
+def _centred(params: LayerParams, shrink: float) -> FloatArray:
+    """Weights pulled towards their quantized values: where many are at the edge of two, all would jump."""
+    quantized = dequantize(params.quantized, params.qparams)
+    half = broadcast(params.qparams.scale, params.qparams.axis, quantized.ndim) / 2
+    return np.asarray(quantized + shrink * np.clip(params.weight - quantized, -half, half), np.float32)
 
 
 def _bias(plan: QuantPlan, layer: Layer) -> FloatArray:

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onnxcalib.algorithms.reconstruction.activations import Spilled, capture
+from onnxcalib.algorithms.reconstruction.activations import DiskActivations, capture
 from onnxcalib.algorithms.reconstruction.adaquant import LayerProblem, Optimised, Schedule, optimise
 from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.data import Dataset, first
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.placement import Places
+from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_plain
 from onnxcalib.model.subgraph import with_outputs
-from onnxcalib.numerics.quant_params import UNBOUNDED, Grid
+from onnxcalib.numerics.quant_params import UNBOUNDED, QuantParams
 from onnxcalib.plan import Candidates, LayerParams, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
 from onnxcalib.recipe import Engine, LayerOptimizer, Precision
@@ -29,10 +29,10 @@ from onnxcalib.runtime.session import Session
 from onnxcalib.targets import Target
 
 # What lies on disk at a time, and of one sample in memory, unless a single layer takes more.
-SPILL_BYTES = 4 * 2**30
+DISK_BYTES = 4 * 2**30
 SAMPLE_BYTES = 32 * 2**20
 # Training by layers that leaves more than this of the held-out loss has learned the other samples by heart.
-GENERAL = 0.8
+OVERFIT_THRESHOLD = 0.8
 
 Key = tuple[str, Precision]
 
@@ -45,17 +45,17 @@ class Trained:
     plan: QuantPlan
     before: float
     after: float
-    obstacles: tuple[str, ...] = ()  # why layers could not be trained
+    skip_reasons: tuple[str, ...] = ()  # why layers could not be trained
 
     @property
-    def is_general(self) -> bool:
+    def generalizes(self) -> bool:
         """Whether what was learned holds for other samples."""
-        return self.after < GENERAL * self.before
+        return self.after < OVERFIT_THRESHOLD * self.before
 
     @property
     def further(self) -> QuantPlan:
         """What is worth training on."""
-        return self.plan if self.is_general else self.start
+        return self.plan if self.generalizes else self.start
 
     @property
     def set_aside(self) -> Trained:
@@ -76,7 +76,7 @@ class Layerwise:
 
     model: Model
     layers: Sequence[Layer]
-    places: Places
+    points: InsertionPoints
     target: Target
     data: Dataset
     schedule: Schedule
@@ -88,14 +88,14 @@ class Layerwise:
     strict: bool = False  # fail where a layer has no gradient
     checkpoint: Checkpoint = NO_CHECKPOINT
     stop: threading.Event = field(default_factory=threading.Event)  # ends the jobs that run in threads
-    spill_bytes: int = SPILL_BYTES
+    disk_bytes: int = DISK_BYTES
 
     def parallel(self, candidates: Candidates) -> Candidates:
         """Inputs and targets from the float model: every layer at every precision is a job of its own."""
         problems = self._problems(candidates)
         parts = {key: _part(problem, candidates) for key, problem in problems.items()}
-        kept = dict(zip(problems, self.checkpoint.found(list(parts.values())), strict=True))
-        trained = {key: found.params for key, found in kept.items() if found is not None}
+        cached = dict(zip(problems, self.checkpoint.found(list(parts.values())), strict=True))
+        trained = {key: found.params for key, found in cached.items() if found is not None}
         self._tell("parallel", len(trained), len(problems))
         with ThreadPoolExecutor(self.workers) as pool, contextlib.ExitStack() as folders, self._abandoning(pool):
             running: list[Submitted] = []
@@ -130,29 +130,29 @@ class Layerwise:
         Also says why layers could not be trained.
         """
         names = [layer.name for layer in self.layers]
-        kept = dict(zip(names, self.checkpoint.found(names), strict=True))
-        done = sum(found is not None for found in kept.values())
+        cached = dict(zip(names, self.checkpoint.found(names), strict=True))
+        done = sum(found is not None for found in cached.values())
         self._tell("sequential", done, len(names))
-        obstacles = []
+        skip_reasons = []
         for chunk in self._chunks():
-            missing = any(kept[layer.name] is None for layer in chunk)
+            missing = any(cached[layer.name] is None for layer in chunk)
             with self._folder() as folder:
-                targets, known = self._targets(chunk, folder) if missing else {}, dict[str, Spilled]()
+                targets, known = self._targets(chunk, folder) if missing else {}, dict[str, DiskActivations]()
                 for place, layer in enumerate(chunk):
                     if missing:
                         # Of kept layers too: what comes after is computed from it, bit for bit as in an unbroken run.
                         self._capture_input(plan, layer, known, _made(Path(folder) / f"{place}"))
-                    found = kept[layer.name]
+                    found = cached[layer.name]
                     if found is None:
                         found = self._in_turn(plan, layer, known.get(layer.input), targets.get(layer.activated))
                         self.checkpoint.put(layer.name, found)
                         done += 1
                         self._tell("sequential", done, len(names))
-                    if found.obstacle is not None:
-                        obstacles.append(found.obstacle)
+                    if found.skip_reason is not None:
+                        skip_reasons.append(found.skip_reason)
                     elif found.after < found.before:
                         plan = with_layer(plan, layer, found.params)
-        return plan, tuple(obstacles)
+        return plan, tuple(skip_reasons)
 
     @contextlib.contextmanager
     def _abandoning(self, pool: ThreadPoolExecutor) -> Iterator[None]:
@@ -171,29 +171,31 @@ class Layerwise:
     def _folder(self) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="onnxcalib_", dir=self.checkpoint.scratch)
 
-    def _targets(self, layers: Sequence[Layer], folder: str) -> dict[str, Spilled]:
+    def _targets(self, layers: Sequence[Layer], folder: str) -> dict[str, DiskActivations]:
         names = [layer.activated for layer in layers]
         return capture(self.model.proto, names, self.data, _made(Path(folder) / "targets"))
 
-    def _in_turn(self, plan: QuantPlan, layer: Layer, inputs: Spilled | None, targets: Spilled | None) -> Optimised:
-        start, grid = plan.layers[layer.name], plan.layer_input(layer.input)
-        problem = self.problem(layer, plan.precisions[layer.name], start, grid)
+    def _in_turn(
+        self, plan: QuantPlan, layer: Layer, inputs: DiskActivations | None, targets: DiskActivations | None
+    ) -> Optimised:
+        start, qparams = plan.layers[layer.name], plan.layer_input(layer.input)
+        problem = self.problem(layer, plan.precisions[layer.name], start, qparams)
         return self._optimised(problem, inputs, targets, default_workers())
 
-    def _capture_input(self, plan: QuantPlan, layer: Layer, known: dict[str, Spilled], folder: Path) -> None:
+    def _capture_input(self, plan: QuantPlan, layer: Layer, known: dict[str, DiskActivations], folder: Path) -> None:
         """Adds the layer's input to the known tensors of the network whose earlier layers are trained."""
         if layer.input in known:
             return
         quantized = write_plain(self.model, self.layers, plan, self.target)
-        grids = {layer.input: plan.carried[layer.input]} if layer.input in plan.carried else {}
-        known |= capture(quantized, [layer.input], self.data, folder, grids, known)
+        qparams = {layer.input: plan.shared[layer.input]} if layer.input in plan.shared else {}
+        known |= capture(quantized, [layer.input], self.data, folder, qparams, known)
 
     def _problems(self, candidates: Candidates) -> dict[Key, LayerProblem]:
         problems = {}
         for layer in self.layers:
             for precision, params in candidates.layers[layer.name].items():
-                grid = candidates.inputs[layer.input].get(precision.activation) or candidates.carried.get(layer.input)
-                problems[layer.name, precision] = self.problem(layer, precision, params, grid)
+                qparams = candidates.inputs[layer.input].get(precision.activation) or candidates.shared.get(layer.input)
+                problems[layer.name, precision] = self.problem(layer, precision, params, qparams)
         return problems
 
     def _submit(
@@ -208,29 +210,29 @@ class Layerwise:
         """Jobs for the problems; tensors of all the layers are captured, for fewer could come out otherwise."""
         targets = {layer.activated for layer in layers}
         names = [name for layer in layers for name in (layer.input, layer.activated)]
-        spilled = capture(self.model.proto, names, self.data, folder)
-        carried = dict.fromkeys(layer.input for layer in layers if layer.input in candidates.carried)
-        read = dict(spilled)
-        for place, name in enumerate(name for name in carried if name in spilled):
-            read[name] = spilled[name].on_grid(candidates.carried[name], folder / f"carried_{place}.bin")
+        activations = capture(self.model.proto, names, self.data, folder)
+        shared = dict.fromkeys(layer.input for layer in layers if layer.input in candidates.shared)
+        read = dict(activations)
+        for place, name in enumerate(name for name in shared if name in activations):
+            read[name] = activations[name].fake_quantized(candidates.shared[name], folder / f"carried_{place}.bin")
             if name not in targets:
-                spilled[name].close()
+                activations[name].close()
         jobs = []
         # Long layers first would finish sooner, but results are wanted in order.
         for key, problem in problems.items():
-            tensors = read.get(problem.layer.input), spilled.get(problem.layer.activated)
+            tensors = read.get(problem.layer.input), activations.get(problem.layer.activated)
             jobs.append((key, pool.submit(self._optimised_and_kept, parts[key], problem, *tensors)))
         return jobs
 
     def _optimised_and_kept(
-        self, part: Any, problem: LayerProblem, inputs: Spilled | None, targets: Spilled | None
+        self, part: Any, problem: LayerProblem, inputs: DiskActivations | None, targets: DiskActivations | None
     ) -> Optimised:
         found = self._optimised(problem, inputs, targets, 1)
         self.checkpoint.put(part, found)
         return found
 
     def _optimised(
-        self, problem: LayerProblem, inputs: Spilled | None, targets: Spilled | None, threads: int
+        self, problem: LayerProblem, inputs: DiskActivations | None, targets: DiskActivations | None, threads: int
     ) -> Optimised:
         if inputs is None or targets is None:
             return Optimised(problem.start, 0.0, 0.0, f"the rows of '{problem.layer.input}' are not those of samples.")
@@ -241,22 +243,24 @@ class Layerwise:
                 raise
             return Optimised(problem.start, 0.0, 0.0, str(error))
 
-    def problem(self, layer: Layer, precision: Precision, start: LayerParams, grid: Grid | None) -> LayerProblem:
+    def problem(
+        self, layer: Layer, precision: Precision, start: LayerParams, qparams: QuantParams | None
+    ) -> LayerProblem:
         """What there is to train in a layer."""
-        kind, alone, bounds = None, False, UNBOUNDED
-        if grid is not None:
-            tensor = self.places.group(layer)
+        scheme, alone, bounds = None, False, UNBOUNDED
+        if qparams is not None:
+            tensor = self.points.group(layer)
             # At eight bits a carried tensor is read as it is; a grid that several layers share stays as it is.
-            if not tensor.carried or precision.activation < 8:
-                kind = self.target.activation_kind(precision.activation, positive=not grid.signed)
+            if not tensor.shared or precision.activation < 8:
+                scheme = self.target.activation_scheme(precision.activation, positive=not qparams.signed)
             alone, bounds = len(tensor.layers) == 1, tensor.bounds
-        how = (precision.weight, grid, kind, alone, self.optimizer, bounds)
+        how = (precision.weight, qparams, scheme, alone, self.optimizer, bounds)
         return LayerProblem(self.model, layer, self.target, start, *how)
 
     def _chunks(self, at_once: int = 1) -> Iterator[list[Layer]]:
         """Layers in order whose inputs and targets, of so many chunks at once, fit on disk together."""
         sizes = self._bytes_a_sample()
-        most = min(self.spill_bytes // len(self.data), SAMPLE_BYTES) // at_once
+        most = min(self.disk_bytes // len(self.data), SAMPLE_BYTES) // at_once
         chunk: list[Layer] = []
         held = 0
         for layer in self.layers:
@@ -278,13 +282,13 @@ class Layerwise:
 
 def _part(problem: LayerProblem, candidates: Candidates) -> Any:
     """All that the training of a layer depends on, beside the model, the data and the recipe."""
-    carried = candidates.carried.get(problem.layer.input)
-    own = (problem.bits, problem.input_kind, problem.trains_input)
-    return problem.layer.name, own, problem.start, problem.grid, carried
+    shared = candidates.shared.get(problem.layer.input)
+    own = (problem.bits, problem.input_scheme, problem.trains_input)
+    return problem.layer.name, own, problem.start, problem.qparams, shared
 
 
 def with_layer(plan: QuantPlan, layer: Layer, params: LayerParams) -> QuantPlan:
-    """The plan with other codes, grids and bias for one layer."""
+    """The plan with other quantized values, grids and bias for one layer."""
     inputs = plan.inputs if params.input is None else {**plan.inputs, layer.input: params.input}
     return replace(plan, layers={**plan.layers, layer.name: params}, inputs=inputs)
 

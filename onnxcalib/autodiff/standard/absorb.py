@@ -1,10 +1,10 @@
-"""Activations that a quantizer takes over: clipping codes costs less than clipping values, and one mask serves both."""
+"""Activations that a quantizer takes over: clipping integers costs less than clipping floats, one mask serves both."""
 
 from __future__ import annotations
 
 import onnx
 
-from onnxcalib.autodiff.standard.rules.quantize import CEILING, Grid
+from onnxcalib.autodiff.standard.rules.quantize import CEILING, FakeQuantizer
 from onnxcalib.autodiff.standard.writer import Facts
 from onnxcalib.model.graph import GraphIndex, activation_bounds, attributes
 from onnxcalib.model.io import copied
@@ -30,7 +30,7 @@ def with_absorbed(model: onnx.ModelProto, facts: Facts) -> onnx.ModelProto:
 
 
 def _can_absorb(node: onnx.NodeProto, facts: Facts) -> bool:
-    """One grid for all, with codes that fit a byte; a trained zero point would need the mask of the grid alone."""
+    """One grid for all, with integers that fit a byte; a trained zero point would need the mask of the grid alone."""
     if "axis" in attributes(node) or facts.value(node.input[2]) is None:
         return False
-    return Grid.of(node, facts).byte is not None
+    return FakeQuantizer.of(node, facts).byte is not None

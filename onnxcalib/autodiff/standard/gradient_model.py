@@ -9,7 +9,7 @@ import onnx
 from onnxcalib.autodiff.interface import NoGradientError, gradient_name
 from onnxcalib.autodiff.standard.absorb import with_absorbed
 from onnxcalib.autodiff.standard.rules import RULES
-from onnxcalib.autodiff.standard.rules.quantize import Grid, lower_all, quantizer_gradient
+from onnxcalib.autodiff.standard.rules.quantize import FakeQuantizer, lower_all, quantizer_gradient
 from onnxcalib.autodiff.standard.step import Gradient, Step, full
 from onnxcalib.autodiff.standard.writer import Facts, NoRuleError, Writer
 from onnxcalib.errors import ModelError
@@ -48,7 +48,7 @@ def _check(model: onnx.ModelProto, parameters: Iterable[str], facts: Facts) -> N
             )
 
 
-def _lowered(model: onnx.ModelProto, facts: Facts) -> tuple[onnx.ModelProto, dict[str, Grid]]:
+def _lowered(model: onnx.ModelProto, facts: Facts) -> tuple[onnx.ModelProto, dict[str, FakeQuantizer]]:
     try:
         return lower_all(model, facts)
     except NoRuleError as error:
@@ -61,7 +61,7 @@ def _propagate(
     model: onnx.ModelProto,
     result: onnx.ModelProto,
     writer: Writer,
-    quantizers: dict[str, Grid],
+    quantizers: dict[str, FakeQuantizer],
     parameters: Sequence[str],
 ) -> dict[str, Gradient]:
     """Walks back from the loss; gives the gradient of every tensor that depends on a parameter."""
@@ -69,15 +69,15 @@ def _propagate(
     arrived = {model.graph.output[0].name: Gradient(writer.number(1.0), small=True)}
     makers = {name: node for node in result.graph.node for name in node.output if name}
     for original in reversed(model.graph.node):
-        wanted = frozenset(index for index, name in enumerate(original.input) if name in moving)
-        arriving = [arrived.get(name) for name in original.output]
-        if not any(arriving) or not any(name in moving for name in GraphIndex.reads(original)):
+        needs_grad = frozenset(index for index, name in enumerate(original.input) if name in moving)
+        grad_outputs = [arrived.get(name) for name in original.output]
+        if not any(grad_outputs) or not any(name in moving for name in GraphIndex.reads(original)):
             continue
         quantizer = quantizers.get(original.output[0])
         node = original if quantizer else makers[next(name for name in original.output if name)]
-        step = Step(node, writer, arriving, wanted)
+        step = Step(node, writer, grad_outputs, needs_grad)
         _apply(step, quantizer)
-        for index, gradient in sorted(step.given.items()):
+        for index, gradient in sorted(step.grad_inputs.items()):
             name = node.input[index]
             arrived[name] = _added(writer, arrived.get(name), gradient, name)
     return arrived
@@ -92,7 +92,7 @@ def _dependents(graph: onnx.GraphProto, parameters: Iterable[str], facts: Facts)
     return moving
 
 
-def _apply(step: Step, quantizer: Grid | None) -> None:
+def _apply(step: Step, quantizer: FakeQuantizer | None) -> None:
     node = step.node
     rule = RULES.get(node.op_type) if not node.domain else None
     try:

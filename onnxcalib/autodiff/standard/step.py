@@ -26,9 +26,9 @@ class Step:
 
     node: onnx.NodeProto
     writer: Writer
-    arriving: list[Gradient | None]
-    wanted: frozenset[int]
-    given: dict[int, Gradient] = field(default_factory=dict)
+    grad_outputs: list[Gradient | None]
+    needs_grad: frozenset[int]
+    grad_inputs: dict[int, Gradient] = field(default_factory=dict)
 
     @property
     def x(self) -> str:
@@ -43,7 +43,7 @@ class Step:
     @property
     def small_dy(self) -> Gradient:
         """The gradient of the first output, perhaps still to be broadcast."""
-        first = self.arriving[0]
+        first = self.grad_outputs[0]
         if first is None:
             raise NoRuleError("only the gradient of its first output has a rule")
         return first
@@ -52,7 +52,7 @@ class Step:
     def dy(self) -> str:
         """The gradient of the first output, in its full shape."""
         name = full(self.writer, self.small_dy, self.y)
-        self.arriving[0] = Gradient(name)
+        self.grad_outputs[0] = Gradient(name)
         return name
 
     def input(self, index: int) -> str:
@@ -98,17 +98,17 @@ class Step:
             raise NoRuleError(f"'{name}' must be a constant")
         return value
 
-    def give(self, index: int, name: str, *, small: bool = False) -> None:
+    def grad_input(self, index: int, name: str, *, small: bool = False) -> None:
         """Leaves the gradient of an input."""
-        self.given[index] = Gradient(name, small)
+        self.grad_inputs[index] = Gradient(name, small)
 
-    def give_summed(self, index: int, name: str) -> None:
+    def grad_input_summed(self, index: int, name: str) -> None:
         """Leaves a gradient of the output's shape after summing it to the shape of a broadcast input."""
-        self.give(index, self.writer.sum_to(name, self.shape(self.y), self.input(index)))
+        self.grad_input(index, self.writer.sum_to(name, self.shape(self.y), self.input(index)))
 
     def only(self, *indices: int) -> None:
         """Refuses gradients of other inputs than these."""
-        for index in sorted(self.wanted - set(indices)):
+        for index in sorted(self.needs_grad - set(indices)):
             raise NoRuleError(f"there is no gradient for its input '{self.input(index)}'")
 
 

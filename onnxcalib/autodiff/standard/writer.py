@@ -137,7 +137,7 @@ class Writer(ProtoBuilder):
         """The sum of all values, of rank 0."""
         return self.op("ReduceSum", name, keepdims=0)
 
-    def turned(self, name: str, rank: int) -> str:
+    def transposed(self, name: str, rank: int) -> str:
         """The last two axes swapped; the runtime takes this into the product that follows."""
         return self.op("Transpose", name, perm=[*range(rank - 2), rank - 1, rank - 2])
 
@@ -145,7 +145,7 @@ class Writer(ProtoBuilder):
         """The inner products of the rows of two tensors; rows is their number, 0 that of the first axis."""
         # A product with a turned row reads each tensor once; Mul and ReduceSum would write the product too.
         left, right = (self.reshape(name, (rows, 1, -1)) for name in (first, second))
-        return self.op("MatMul", left, self.turned(right, 3))
+        return self.op("MatMul", left, self.transposed(right, 3))
 
     def mask(self, comparison: str, first: Operand, second: Operand) -> str:
         """One where the comparison holds, else zero; faster than Where, whose kernel has one thread."""

@@ -10,13 +10,13 @@ import pytest
 
 from models import Arrays, build, conv_net, feed_for, normal, run, transformer_block
 from onnxcalib.algorithms.reconstruction import activations as stage
-from onnxcalib.algorithms.reconstruction.activations import Spilled, capture
+from onnxcalib.algorithms.reconstruction.activations import DiskActivations, capture
 from onnxcalib.data import Dataset, open_data
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.model.subgraph import after, with_outputs
-from onnxcalib.numerics.quant_params import GridKind, fake_quantize, make_grid
+from onnxcalib.numerics.quant_params import QuantScheme, fake_quantize, make_qparams
 from onnxcalib.targets import find_target
 
 
@@ -26,7 +26,7 @@ def data_for(model: Model, arrays: Arrays) -> Dataset:
 
 def test_any_samples_in_any_order(tmp_path: Path) -> None:
     values = normal(11, 3, 2)
-    held = Spilled(tmp_path / "values")
+    held = DiskActivations(tmp_path / "values")
     for part in (values[:4], values[4:5], values[5:]):
         assert held.append(part, len(part))
         assert np.array_equal(held.read([0]), values[:1])  # reading between writing does no harm
@@ -43,7 +43,7 @@ def test_any_samples_in_any_order(tmp_path: Path) -> None:
 
 def test_what_is_read_is_the_readers_own(tmp_path: Path) -> None:
     values = normal(4, 2)
-    held = Spilled(tmp_path / "values")
+    held = DiskActivations(tmp_path / "values")
     held.append(values, 4)
     values[:] = 0
     held.read([1])[:] = 7
@@ -52,7 +52,7 @@ def test_what_is_read_is_the_readers_own(tmp_path: Path) -> None:
 
 def test_a_sample_of_several_rows(tmp_path: Path) -> None:
     values = normal(12, 5)
-    held = Spilled(tmp_path / "values")
+    held = DiskActivations(tmp_path / "values")
     assert held.append(values[:6], 2)
     assert held.append(values[6:], 2)
     assert held.shape == (3, 5)
@@ -62,7 +62,7 @@ def test_a_sample_of_several_rows(tmp_path: Path) -> None:
 
 
 def test_rows_that_do_not_belong_to_samples_are_refused(tmp_path: Path) -> None:
-    held = Spilled(tmp_path / "values")
+    held = DiskActivations(tmp_path / "values")
     assert not held.append(np.float32(3), 1)
     assert not held.append(normal(5, 2), 2)
     assert held.append(normal(4, 2), 2)
@@ -74,14 +74,14 @@ def test_rows_that_do_not_belong_to_samples_are_refused(tmp_path: Path) -> None:
 
 def test_other_layouts_and_types_become_rows_of_floats(tmp_path: Path) -> None:
     values = normal(3, 4, 5)
-    held = Spilled(tmp_path / "values")
+    held = DiskActivations(tmp_path / "values")
     assert held.append(np.asfortranarray(values)[:, ::-1], 3)
     assert held.append(values.astype(np.float64), 3)
     assert np.array_equal(held.read(range(6)), np.concatenate([values[:, ::-1], values]))
 
 
 def test_the_file_vanishes(tmp_path: Path) -> None:
-    held = Spilled(tmp_path / "values")
+    held = DiskActivations(tmp_path / "values")
     held.append(normal(3, 2), 3)
     assert (tmp_path / "values").exists()
     held.close()
@@ -94,13 +94,13 @@ def test_tensors_are_those_of_the_model(builder, tmp_path: Path) -> None:
     model = read_prepared(builder(), find_target("ort"))
     feed = feed_for(model.proto, 37)
     names = [name for node in model.proto.graph.node for name in node.output]
-    truth = run(with_outputs(model.proto, names), feed)
+    reference = run(with_outputs(model.proto, names), feed)
     found = capture(model.proto, [*names, names[0]], data_for(model, feed), tmp_path)
     assert found.keys() == set(names)
     for name, held in found.items():
         assert held.samples == 37
-        np.testing.assert_allclose(held.read(range(37)), truth[name], rtol=1e-4, atol=1e-4)
-        assert held.energy == pytest.approx(np.mean(truth[name].astype(np.float64) ** 2), rel=1e-3)
+        np.testing.assert_allclose(held.read(range(37)), reference[name], rtol=1e-4, atol=1e-4)
+        assert held.energy == pytest.approx(np.mean(reference[name].astype(np.float64) ** 2), rel=1e-3)
 
 
 def test_model_inputs_can_be_captured(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_known_tensors_are_read_from_their_files(samples: int, tmp_path: Path) -
     model = read_prepared(conv_net(), find_target("ort"))
     data = data_for(model, feed_for(model.proto, samples))
     values = np.abs(normal(samples, 8, 8, 8, seed=9))
-    known = Spilled(tmp_path / "known")
+    known = DiskActivations(tmp_path / "known")
     known.append(values, samples)
     rest, others = after(model.proto, "r1")
     assert others == ()
@@ -147,21 +147,23 @@ def test_known_tensors_are_read_from_their_files(samples: int, tmp_path: Path) -
 def test_grids_move_the_values(tmp_path: Path) -> None:
     model = read_prepared(conv_net(), find_target("ort"))
     feed = feed_for(model.proto, 19)
-    grid = make_grid(-1, 2, GridKind(4, signed=False, symmetric=False))
-    found = capture(model.proto, ["x", "r1"], data_for(model, feed), tmp_path, {"x": grid})
-    assert np.array_equal(found["x"].read(range(19)), fake_quantize(feed["x"], grid))
+    qparams = make_qparams(-1, 2, QuantScheme(4, signed=False, symmetric=False))
+    found = capture(model.proto, ["x", "r1"], data_for(model, feed), tmp_path, {"x": qparams})
+    assert np.array_equal(found["x"].read(range(19)), fake_quantize(feed["x"], qparams))
     assert len(np.unique(found["r1"].read(range(19)))) > 16
-    assert found["x"].energy == pytest.approx(np.mean(fake_quantize(feed["x"], grid).astype(np.float64) ** 2), rel=1e-6)
+    assert found["x"].energy == pytest.approx(
+        np.mean(fake_quantize(feed["x"], qparams).astype(np.float64) ** 2), rel=1e-6
+    )
 
 
 def test_a_copy_on_a_grid(tmp_path: Path) -> None:
     values = normal(2 * 37, 3)
-    held = Spilled(tmp_path / "values")
+    held = DiskActivations(tmp_path / "values")
     held.append(values, 37)
-    grid = make_grid(-1, 2, GridKind(4, signed=False, symmetric=False))
-    moved = held.on_grid(grid, tmp_path / "moved")
+    qparams = make_qparams(-1, 2, QuantScheme(4, signed=False, symmetric=False))
+    moved = held.fake_quantized(qparams, tmp_path / "moved")
     assert (moved.samples, moved.shape) == (37, (2, 3))
-    assert np.array_equal(moved.read(range(37)), fake_quantize(values, grid))
+    assert np.array_equal(moved.read(range(37)), fake_quantize(values, qparams))
     assert np.array_equal(held.read(range(37)), values)
 
 
@@ -227,7 +229,7 @@ def test_many_tensors_need_few_open_files(tmp_path: Path) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 20, before[1]))
         for number in range(60):
-            held.append(Spilled(tmp_path / str(number)))
+            held.append(DiskActivations(tmp_path / str(number)))
             held[-1].append(normal(3, 2, seed=number), 3)
         assert np.array_equal(held[41].read([1, 2]), normal(3, 2, seed=41)[1:])
     finally:

@@ -1,4 +1,4 @@
-"""AdaQuant on single layers: what was simulated is what the codes give, and what may move and what may not."""
+"""AdaQuant on single layers: what was simulated is what the integers give, and what may move and what may not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from single_layers import Single, channels, problem_of, single, spilled
+from single_layers import Single, activations, channels, problem_of, single
 
 from models import HAS_TRAINING, run
 from onnxcalib.algorithms.reconstruction.adaquant import (
@@ -59,7 +59,7 @@ def trained(
     engine: Engine = Engine.AUTO,
     seed: int = 0,
 ) -> Optimised:
-    inputs, targets = spilled(folder / "inputs", case.inputs), spilled(folder / "targets", case.targets)
+    inputs, targets = activations(folder / "inputs", case.inputs), activations(folder / "targets", case.targets)
     try:
         return optimise(problem, inputs, targets, schedule, engine, seed, 1)
     finally:
@@ -68,27 +68,27 @@ def trained(
 
 
 def assert_deployed(case: Single, problem: LayerProblem, found: Optimised) -> None:
-    """The codes, grids and bias give the error that training saw; codes are those of the weight."""
+    """The integers, grids and bias give the error that training saw; the integers are those of the weight."""
     params, held_out = found.params, parts(len(case.inputs))[1]
-    assert case.error(problem.start, problem.grid, held_out) == pytest.approx(found.before, rel=1e-3)
-    assert case.error(params, params.input or problem.grid, held_out) == pytest.approx(found.after, rel=1e-3)
-    np.testing.assert_array_equal(params.codes, quantize(params.weight, params.grid))
-    assert params.codes.dtype == problem.start.codes.dtype
-    assert params.codes.shape == case.weight.shape
-    assert params.grid.low <= params.codes.min()
-    assert params.codes.max() <= params.grid.high
+    assert case.error(problem.start, problem.qparams, held_out) == pytest.approx(found.before, rel=1e-3)
+    assert case.error(params, params.input or problem.qparams, held_out) == pytest.approx(found.after, rel=1e-3)
+    np.testing.assert_array_equal(params.quantized, quantize(params.weight, params.qparams))
+    assert params.quantized.dtype == problem.start.quantized.dtype
+    assert params.quantized.shape == case.weight.shape
+    assert params.qparams.low <= params.quantized.min()
+    assert params.quantized.max() <= params.qparams.high
     assert_same_form(params, problem)
 
 
 def assert_same_form(params: LayerParams, problem: LayerProblem) -> None:
-    for grid, start in ((params.grid, problem.start.grid), (params.input or problem.grid, problem.grid)):
-        assert (grid.bits, grid.signed, grid.low, grid.high, grid.axis) == (
+    for qparams, start in ((params.qparams, problem.start.qparams), (params.input or problem.qparams, problem.qparams)):
+        assert (qparams.bits, qparams.signed, qparams.low, qparams.high, qparams.axis) == (
             start.bits, start.signed, start.low, start.high, start.axis,
         )  # fmt: skip
-        assert grid.scale.shape == start.scale.shape
-        assert grid.zero_point.shape == start.zero_point.shape
-        assert (grid.scale > 0).all()
-        assert ((grid.low <= grid.zero_point) & (grid.zero_point <= grid.high)).all()
+        assert qparams.scale.shape == start.scale.shape
+        assert qparams.zero_point.shape == start.zero_point.shape
+        assert (qparams.scale > 0).all()
+        assert ((qparams.low <= qparams.zero_point) & (qparams.zero_point <= qparams.high)).all()
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -98,13 +98,13 @@ def test_the_held_out_error_falls_and_is_that_of_the_codes(name: str, target: st
     problem = problem_of(case, TARGETS[target])
     found = trained(tmp_path, case, problem)
     assert found.after < 0.97 * found.before
-    assert found.obstacle is None
+    assert found.skip_reason is None
     assert_deployed(case, problem, found)
     assert found.params.input is not None
     if target == "ort":
-        assert not found.params.grid.zero_point.any()
+        assert not found.params.qparams.zero_point.any()
     else:
-        assert found.params.grid.zero_point.any()
+        assert found.params.qparams.zero_point.any()
     assert (found.params.bias is None) == (name == "matmul_bare")
 
 
@@ -131,7 +131,7 @@ def test_a_grid_that_is_shared_stays(optimizer: LayerOptimizer, tmp_path: Path) 
 
 def test_inputs_that_come_quantized_get_no_grid(tmp_path: Path) -> None:
     case = single("conv_relu", SAMPLES)
-    problem = replace(problem_of(case, TARGETS["ort"]), input_kind=None)
+    problem = replace(problem_of(case, TARGETS["ort"]), input_scheme=None)
     found = trained(tmp_path, case, problem)
     assert found.after < found.before
     assert found.params.input is None
@@ -152,14 +152,14 @@ def test_a_layer_without_bias_gets_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_codes_can_move_more_than_a_step(target: str, tmp_path: Path) -> None:
     case = single("gemm_turned", SAMPLES)
-    # Twins: only the sum of their weights matters, so codes drift together.
+    # Twins: only the sum of their weights matters, so quantized values drift together.
     inputs = np.concatenate([case.inputs[:, :8], case.inputs[:, :8]], axis=1)
     case = replace(case, inputs=inputs, targets=run(case.model.proto, {"x": inputs})["y"])
     schedule = replace(QUICK, rates={**QUICK.rates, part.WEIGHT: 0.5}, steps=100)
     problem = problem_of(case, TARGETS[target], (5, 8))
     found = trained(tmp_path, case, problem, schedule)
     assert found.after < found.before
-    assert np.abs(found.params.codes.astype(int) - problem.start.codes).max() > 1
+    assert np.abs(found.params.quantized.astype(int) - problem.start.quantized).max() > 1
     assert_deployed(case, problem, found)
 
 
@@ -172,13 +172,13 @@ def test_adaround_takes_a_neighbour(name: str, target: str, tmp_path: Path) -> N
     found = trained(tmp_path, case, problem, schedule)
     assert found.after < found.before
     assert_deployed(case, problem, found)
-    params, grid = found.params, problem.start.grid
-    np.testing.assert_array_equal(params.grid.scale, grid.scale)
-    np.testing.assert_array_equal(params.grid.zero_point, grid.zero_point)
-    assert (params.codes != problem.start.codes).any()
-    steps = case.weight / channels(grid.scale, params) + channels(grid.zero_point, params)
-    lower, upper = (np.clip(side(steps), grid.low, grid.high) for side in (np.floor, np.ceil))
-    assert ((params.codes == lower) | (params.codes == upper)).all()
+    params, qparams = found.params, problem.start.qparams
+    np.testing.assert_array_equal(params.qparams.scale, qparams.scale)
+    np.testing.assert_array_equal(params.qparams.zero_point, qparams.zero_point)
+    assert (params.quantized != problem.start.quantized).any()
+    steps = case.weight / channels(qparams.scale, params) + channels(qparams.zero_point, params)
+    lower, upper = (np.clip(side(steps), qparams.low, qparams.high) for side in (np.floor, np.ceil))
+    assert ((params.quantized == lower) | (params.quantized == upper)).all()
 
 
 def test_a_layer_that_does_not_improve_keeps_its_start(tmp_path: Path) -> None:
@@ -200,11 +200,11 @@ def power_of_two(values: np.ndarray) -> bool:
 def test_powers_of_two_stay(target: str, optimizer: LayerOptimizer, tmp_path: Path) -> None:
     case = single("conv_relu", SAMPLES)
     problem = problem_of(case, replace(TARGETS[target], power_of_two=True), optimizer=optimizer)
-    assert power_of_two(problem.start.grid.scale)
+    assert power_of_two(problem.start.qparams.scale)
     schedule = replace(QUICK, rates={**QUICK.rates, part.ROUNDING: 0.3})
     found = trained(tmp_path, case, problem, schedule)
     assert found.after < found.before
-    assert power_of_two(found.params.grid.scale)
+    assert power_of_two(found.params.qparams.scale)
     assert found.params.input is None or power_of_two(found.params.input.scale)
     assert_deployed(case, problem, found)
 
@@ -213,7 +213,8 @@ def bytes_of(params: LayerParams) -> tuple[bytes, ...]:
     assert params.input is not None
     assert params.bias is not None
     return tuple(
-        value.tobytes() for value in (params.codes, params.grid.scale, params.bias, params.weight, params.input.scale)
+        value.tobytes()
+        for value in (params.quantized, params.qparams.scale, params.bias, params.weight, params.input.scale)
     )
 
 
@@ -240,9 +241,12 @@ def test_the_given_arrays_are_not_changed(tmp_path: Path) -> None:
     case = single("conv_relu", SAMPLES)
     problem = problem_of(case, TARGETS["paper"])
     start = problem.start
-    before = [value.copy() for value in (start.weight, start.bias, start.codes, start.grid.scale, problem.grid.scale)]
+    before = [
+        value.copy()
+        for value in (start.weight, start.bias, start.quantized, start.qparams.scale, problem.qparams.scale)
+    ]
     trained(tmp_path, case, problem)
-    after = (start.weight, start.bias, start.codes, start.grid.scale, problem.grid.scale)
+    after = (start.weight, start.bias, start.quantized, start.qparams.scale, problem.qparams.scale)
     assert all(np.array_equal(left, right) for left, right in zip(before, after, strict=True))
 
 
@@ -265,7 +269,7 @@ def test_samples_are_parted() -> None:
 @pytest.mark.parametrize(("rows", "batch"), [(None, 32), (36 * 20, 20), (36 * 20 - 1, 20), (1, FEWEST), (10**6, 32)])
 def test_layers_of_many_positions_take_fewer_samples(rows: int | None, batch: int, tmp_path: Path) -> None:
     case = single("conv_relu", 40)  # 36 positions a sample
-    inputs, targets = spilled(tmp_path / "inputs", case.inputs), spilled(tmp_path / "targets", case.targets)
+    inputs, targets = activations(tmp_path / "inputs", case.inputs), activations(tmp_path / "targets", case.targets)
     problem, schedule = problem_of(case, TARGETS["ort"]), replace(QUICK, rows=rows)
     assert LayerTraining(problem, inputs, targets, schedule, Engine.STANDARD, 1).batch == batch
 
@@ -299,8 +303,8 @@ def test_both_engines_end_close(name: str, target: str, tmp_path: Path) -> None:
     ends = [trained(tmp_path, case, problem, engine=engine) for engine in (Engine.TRAINING, Engine.STANDARD)]
     assert ends[0].before == pytest.approx(ends[1].before, rel=1e-4)
     assert ends[0].after == pytest.approx(ends[1].after, rel=0.1)
-    codes = [found.params.codes.astype(int) for found in ends]
-    assert np.mean(codes[0] != codes[1]) < 0.05
+    quantized = [found.params.quantized.astype(int) for found in ends]
+    assert np.mean(quantized[0] != quantized[1]) < 0.05
 
 
 def test_a_target_without_channels(tmp_path: Path) -> None:
@@ -309,7 +313,7 @@ def test_a_target_without_channels(tmp_path: Path) -> None:
     problem = problem_of(case, whole)
     found = trained(tmp_path, case, problem)
     assert found.after < found.before
-    assert found.params.grid.scale.ndim == 0
+    assert found.params.qparams.scale.ndim == 0
     assert_deployed(case, problem, found)
 
 
@@ -321,7 +325,7 @@ def test_an_int32_bias_keeps_within_its_bounds(tmp_path: Path) -> None:
     problem = problem_of(case, TARGETS["ort"], (3, 8))
     found = trained(tmp_path, case, problem)
     assert found.after < found.before
-    params, read = found.params, found.params.input or problem.grid
+    params, read = found.params, found.params.input or problem.qparams
     assert params.bias is not None
-    assert np.abs(params.bias / (params.grid.scale.astype(np.float64) * read.scale)).max() <= BIAS_STEPS * (1 + 1e-6)
+    assert np.abs(params.bias / (params.qparams.scale.astype(np.float64) * read.scale)).max() <= BIAS_STEPS * (1 + 1e-6)
     assert case.error(params, read, parts(SAMPLES)[1]) == pytest.approx(found.after, rel=1e-3)

@@ -14,9 +14,9 @@ from models import clipped_net, op_types
 from onnxcalib import RangeMethod, Recipe, quantize
 from onnxcalib.checks.check import check_model
 from onnxcalib.model import layer_loss as part
-from onnxcalib.numerics.quant_params import Grid
+from onnxcalib.numerics.quant_params import QuantParams
 from onnxcalib.pipeline.job import Job
-from onnxcalib.pipeline.stages import settled
+from onnxcalib.pipeline.stages import final_scales
 from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Engine, LayerOptimizer, parse_bits
@@ -35,21 +35,21 @@ def assert_fused(model: onnx.ModelProto, path: Path) -> None:
 
 
 def assert_within(job: Job, plan: QuantPlan) -> None:
-    for grids in (plan.carried, plan.inputs):
-        for name, grid in grids.items():
-            low, high = job.places.tensors[name].bounds
-            assert low <= grid.range[0], name
-            assert grid.range[1] <= high, name
+    for tensors in (plan.shared, plan.inputs):
+        for name, qparams in tensors.items():
+            low, high = job.points.tensors[name].bounds
+            assert low <= qparams.range[0], name
+            assert qparams.range[1] <= high, name
 
 
 def assert_sound(job: Job, plan: QuantPlan, folder: Path) -> None:
     """The plan as it is, and as it is written."""
-    for number, each in enumerate((plan, settled(job, plan))):
+    for number, each in enumerate((plan, final_scales(job, plan))):
         assert_within(job, each)
         assert_fused(job.write(each), folder / f"{number}.onnx")
 
 
-def moved(before: Grid | None, after: Grid | None) -> bool:
+def moved(before: QuantParams | None, after: QuantParams | None) -> bool:
     return before is not None and after is not None and before.scale != after.scale
 
 
@@ -70,7 +70,7 @@ def test_training_of_single_layers(cut: tuple[float, float], bits: str, rate: fl
     rates = {**layerwise.QUICK.rates, part.INPUT_RANGE: rate, part.INPUT_LOW: rate}
     found, _ = layerwise.layerwise_of(job, schedule=replace(layerwise.QUICK, steps=40, rates=rates)).sequential(plan)
     assert_sound(job, found, tmp_path)
-    assert any(moved(plan.inputs.get(name), grid) for name, grid in found.inputs.items())
+    assert any(moved(plan.inputs.get(name), qparams) for name, qparams in found.inputs.items())
 
 
 @pytest.mark.parametrize("optimizer", LayerOptimizer)
@@ -88,8 +88,8 @@ def test_training_in_parallel(optimizer: LayerOptimizer, tmp_path: Path) -> None
 def test_training_through_the_network(bits: str, rate: float, engine: Engine, tmp_path: Path) -> None:
     job = end_to_end.job_for(clipped_net(), bits)
     plan = end_to_end.plan_of(job)
-    found = end_to_end.tuned(job, plan, engine, replace(end_to_end.QUICK_JOINT, scale=rate))
+    found = end_to_end.tuned(job, plan, engine, replace(end_to_end.QUICK_END_TO_END, scale=rate))
     assert_sound(job, found.plan, tmp_path)
-    assert any(moved(plan.inputs[name], grid) for name, grid in found.plan.inputs.items())
+    assert any(moved(plan.inputs[name], qparams) for name, qparams in found.plan.inputs.items())
     # What is told of the plan is what it does: the parameters were held back, not the grids alone.
     assert found.after == pytest.approx(end_to_end.held_out_loss(job, found.plan), rel=1e-4)

@@ -30,10 +30,10 @@ def test_small_chunks_give_the_same(way: str, monkeypatch: pytest.MonkeyPatch, s
         return captured(model, names, *rest)
 
     monkeypatch.setattr(stage, "capture", watched)
-    for each, most in zip(seen, (stage.SPILL_BYTES, 1), strict=True):
+    for each, most in zip(seen, (stage.DISK_BYTES, 1), strict=True):
         held.clear()
         monkeypatch.setattr(stage, "optimise", each)
-        getattr(layerwise_of(job, spill_bytes=most), way)(given)
+        getattr(layerwise_of(job, disk_bytes=most), way)(given)
         assert (max(held) > 2) == (most > 1)  # or one layer's input and output
         assert not list(scratch.iterdir())
     assert seen[0].problems.keys() == seen[1].problems.keys()
@@ -64,6 +64,6 @@ def test_the_next_chunk_is_captured_while_one_trains(bits: str, monkeypatch: pyt
 
     Seen(monkeypatch, trained)
     monkeypatch.setattr(stage, "capture", watched)
-    layerwise_of(job, spill_bytes=1).parallel(candidates)
+    layerwise_of(job, disk_bytes=1).parallel(candidates)
     assert in_time == [True] * len(names) * len(job.recipe.bits)
     assert chunks_on_disk == [1, *[2] * (len(names) - 1)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from end_to_end_training import QUICK, QUICK_JOINT, TARGETS, held_out_loss, job_for, tuned, tuner_of
+from end_to_end_training import QUICK, QUICK_END_TO_END, TARGETS, held_out_loss, job_for, tuned, tuner_of
 from jobs import job_on, plan_of
 from onnx import parser
 from said import refused
@@ -18,8 +18,8 @@ from models import any_length, branches, build, conv1d, conv_net, conv_transpose
 from onnxcalib.algorithms.reconstruction.end_to_end import CHECKS, NetworkTuned, Schedule
 from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.errors import ModelError
-from onnxcalib.model.outputs import find_heads
-from onnxcalib.numerics.losses import Head
+from onnxcalib.model.outputs import find_output_kinds
+from onnxcalib.numerics.losses import OutputKind
 from onnxcalib.pipeline.job import Job
 from onnxcalib.plan import QuantPlan
 from onnxcalib.progress import silent
@@ -38,12 +38,12 @@ def shifted(plan: QuantPlan, by: float = 0.3) -> QuantPlan:
 def assert_only_biases_moved(before: QuantPlan, after: QuantPlan) -> None:
     assert (after.target, after.ranges) == (before.target, before.ranges)
     assert after.precisions is before.precisions
-    assert after.carried is before.carried
+    assert after.shared is before.shared
     assert after.inputs is before.inputs
     assert after.layers.keys() == before.layers.keys()
     for name, params in before.layers.items():
-        assert after.layers[name].codes is params.codes
-        assert after.layers[name].grid is params.grid
+        assert after.layers[name].quantized is params.quantized
+        assert after.layers[name].qparams is params.qparams
         assert after.layers[name].weight is params.weight
         assert after.layers[name].input is params.input
 
@@ -54,7 +54,7 @@ def test_the_held_out_loss_falls_and_only_biases_move(builder: Callable[[], onnx
     job = job_for(builder(), target=target)
     plan = shifted(plan_of(job))
     found = tuned(job, plan)
-    assert found.obstacle is None
+    assert found.skip_reason is None
     assert found.after < 0.9 * found.before
     assert found.before == pytest.approx(held_out_loss(job, plan), rel=1e-4)
     assert found.after == pytest.approx(held_out_loss(job, found.plan), rel=1e-4)
@@ -64,7 +64,7 @@ def test_the_held_out_loss_falls_and_only_biases_move(builder: Callable[[], onnx
     assert all(found.plan.layers[name].bias.dtype == np.float32 for name in moved)
 
 
-@pytest.mark.parametrize("schedule", [QUICK, QUICK_JOINT], ids=["biases", "joint"])
+@pytest.mark.parametrize("schedule", [QUICK, QUICK_END_TO_END], ids=["biases", "joint"])
 def test_the_plan_stays_where_nothing_helps(schedule: Schedule) -> None:
     job = job_for(conv_net())
     plan = plan_of(job)
@@ -75,7 +75,7 @@ def test_the_plan_stays_where_nothing_helps(schedule: Schedule) -> None:
 
 def judged(job: Job, schedule: Schedule, *losses: float) -> tuple[NetworkTuned, Judge, list[tuple[int, int]]]:
     """What comes of training whose checks give these losses, who judged, and how far it said it was."""
-    judge, told = Judge(*losses, heads=find_heads(job.model.proto)), []
+    judge, told = Judge(*losses, kinds=find_output_kinds(job.model.proto)), []
     tuner = replace(tuner_of(job, schedule=schedule), teacher=judge)
     found = tuner.tune(plan_of(job), lambda _stage, done, total: told.append((done, total)))
     return found, judge, told
@@ -158,7 +158,7 @@ def test_nothing_to_tune(tail: str) -> None:
     plan = plan_of(job)
     found = tuned(job, plan)
     assert found.plan is plan
-    assert found.obstacle is None
+    assert found.skip_reason is None
     assert found.before == found.after
 
 
@@ -170,9 +170,11 @@ def test_an_int32_bias_keeps_within_its_bounds() -> None:
     most = 0.0
     for layer in job.layers:
         params = found.layers[layer.name]
-        codes = np.abs(params.bias / (params.grid.scale.astype(np.float64) * found.layer_input(layer.input).scale))
-        assert codes.max() <= 40 * (1 + 1e-5)
-        most = max(most, float(codes.max()))
+        quantized = np.abs(
+            params.bias / (params.qparams.scale.astype(np.float64) * found.layer_input(layer.input).scale)
+        )
+        assert quantized.max() <= 40 * (1 + 1e-5)
+        most = max(most, float(quantized.max()))
     assert most == pytest.approx(40, rel=1e-4)  # the bound was in the way
 
 
@@ -193,7 +195,7 @@ def test_a_model_of_values() -> None:
     model = build(text, w1=normal(6, 8), b1=normal(8), w2=normal(8, 2, scale=0.3), b2=normal(2))
     job = job_for(model, "w4a8")
     tuner = tuner_of(job)
-    assert tuner.teacher.heads == {"y": Head.VALUES}
+    assert tuner.teacher.kinds == {"y": OutputKind.VALUES}
     plan = shifted(plan_of(job), 1.0)
     found = tuner.tune(plan, silent)
     assert found.after < 0.5 * found.before
@@ -237,7 +239,7 @@ def test_an_op_without_gradient_is_named() -> None:
     found = tuned(job, plan)
     assert found.plan is plan
     assert found.before == found.after > 0
-    assert "QuickGelu node 'odd'" in str(found.obstacle)
+    assert "QuickGelu node 'odd'" in str(found.skip_reason)
     with refused(NoGradientError, "QuickGelu node 'odd'") as caught:
         tuner_of(job, strict=True).tune(plan, silent)
     assert isinstance(caught.value, ModelError)
@@ -254,5 +256,5 @@ def test_a_stranger_before_the_first_layer_is_no_obstacle() -> None:
     model.graph.node.extend(nodes)
     job = job_for(model)
     found = tuned(job, shifted(plan_of(job), 1.0))
-    assert found.obstacle is None
+    assert found.skip_reason is None
     assert found.after < 0.5 * found.before

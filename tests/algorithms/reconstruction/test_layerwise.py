@@ -21,7 +21,7 @@ from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.autodiff.standard.rules import RULES
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.subgraph import with_outputs
-from onnxcalib.numerics.quant_params import Grid, fake_quantize
+from onnxcalib.numerics.quant_params import QuantParams, fake_quantize
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.plan import Candidates, LayerParams
@@ -32,8 +32,12 @@ LONGER = replace(QUICK, steps=40)
 
 
 def contents(params: LayerParams) -> list[bytes]:
-    grids = [params.grid, *([params.input] if params.input is not None else [])]
-    arrays = [params.codes, params.weight, *(each for grid in grids for each in (grid.scale, grid.zero_point))]
+    qparams = [params.qparams, *([params.input] if params.input is not None else [])]
+    arrays = [
+        params.quantized,
+        params.weight,
+        *(each for qparams in qparams for each in (qparams.scale, qparams.zero_point)),
+    ]
     return [array.tobytes() for array in arrays] + [b"" if params.bias is None else params.bias.tobytes()]
 
 
@@ -96,23 +100,23 @@ def test_what_each_layer_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     candidates, seen, tensors = candidates_of(job), Seen(monkeypatch), float_tensors(job)
     layerwise_of(job).parallel(candidates)
     assert len(seen.problems) == 2 * len(job.layers)
-    assert {layer.input for layer in job.layers} & set(candidates.carried) == {"r1", "f"}
+    assert {layer.input for layer in job.layers} & set(candidates.shared) == {"r1", "f"}
     for layer in job.layers:
         for precision in job.recipe.bits:
             key = (layer.name, precision.activation)
             np.testing.assert_allclose(seen.targets[key], tensors[layer.activated], rtol=1e-4, atol=1e-4)
-            carried = candidates.carried.get(layer.input)
+            shared = candidates.shared.get(layer.input)
             read = tensors[layer.input]
-            if carried is not None:
+            if shared is not None:
                 # Values lie on the grid that all readers see; a code or two may round the other way.
-                off = np.abs(seen.inputs[key] - fake_quantize(read, carried))
+                off = np.abs(seen.inputs[key] - fake_quantize(read, shared))
                 assert np.mean(off > 1e-4) < 1e-3
             else:
                 np.testing.assert_allclose(seen.inputs[key], read, rtol=1e-4, atol=1e-4)
             problem = seen.problems[key]
             own = candidates.inputs[layer.input].get(precision.activation)
-            assert (problem.input_kind is None) == (own is None) == (carried is not None and precision.activation == 8)
-            assert problem.grid is (own or carried)
+            assert (problem.input_scheme is None) == (own is None) == (shared is not None and precision.activation == 8)
+            assert problem.qparams is (own or shared)
             assert problem.start is candidates.layers[layer.name][precision]
             assert problem.bits == precision.weight
             assert problem.trains_input
@@ -126,7 +130,7 @@ def test_carried_inputs_at_eight_bits_keep_their_grid() -> None:
     trained = [name for name in found.layers if found.layers[name][narrow].input is not None]
     assert trained
     plan = found.stitch(dict.fromkeys(found.layers, narrow))
-    assert plan.carried is found.carried
+    assert plan.shared is found.shared
     assert all(plan.inputs[found.tensors[name]] is found.layers[name][narrow].input for name in trained)
 
 
@@ -135,11 +139,11 @@ def test_carried_inputs_at_eight_bits_keep_their_grid() -> None:
 
 def silenced(problem: LayerProblem) -> Optimised:
     """An answer that nobody mistakes for another: all weights zero."""
-    grid = problem.start.grid
-    codes = np.zeros_like(problem.start.codes)
-    if grid.zero_point.any():
-        codes += np.expand_dims(grid.zero_point, list(range(1, codes.ndim))).astype(codes.dtype)
-    return Optimised(replace(problem.start, codes=codes), 1.0, 0.5)
+    qparams = problem.start.qparams
+    quantized = np.zeros_like(problem.start.quantized)
+    if qparams.zero_point.any():
+        quantized += np.expand_dims(qparams.zero_point, list(range(1, quantized.ndim))).astype(quantized.dtype)
+    return Optimised(replace(problem.start, quantized=quantized), 1.0, 0.5)
 
 
 @pytest.mark.parametrize("target", ["ort", "paper"])
@@ -149,32 +153,38 @@ def test_inputs_come_from_the_layers_before_as_they_are_now(
     model = conv1d()
     job = job_for(model, "w3a4", target)
     plan, seen, tensors = plan_of(job), Seen(monkeypatch, silenced), float_tensors(job)
-    turned, obstacles = layerwise_of(job).sequential(plan)
-    assert obstacles == ()
+    transposed, skip_reasons = layerwise_of(job).sequential(plan)
+    assert skip_reasons == ()
     assert np.array_equal(seen.inputs["first", 4], tensors["x"])
     bias = plan.layers["first"].bias
     if target == "ort":
-        step = plan.layers["first"].grid.scale * plan.layer_input("x").scale
+        step = plan.layers["first"].qparams.scale * plan.layer_input("x").scale
         bias = np.rint(bias / step) * step
     bias = np.maximum(bias, 0).reshape(1, -1, 1)
     wanted = np.broadcast_to(bias, tensors["r"].shape)
     np.testing.assert_allclose(seen.inputs["second", 4], wanted, atol=1e-4)
     np.testing.assert_allclose(seen.targets["second", 4], tensors["y"], rtol=1e-4, atol=1e-4)
-    assert all(np.array_equal(turned.layers[name].codes, silenced_codes(seen, name)) for name in ("first", "second"))
+    assert all(
+        np.array_equal(transposed.layers[name].quantized, silenced_codes(seen, name)) for name in ("first", "second")
+    )
     assert not list(scratch.iterdir())
 
 
 def silenced_codes(seen: Seen, name: str) -> np.ndarray:
-    return silenced(seen.problems[name, 4]).params.codes
+    return silenced(seen.problems[name, 4]).params.quantized
 
 
 def changed(problem: LayerProblem) -> Optimised:
-    """An answer that is felt downstream: other codes, another bias, a wider grid where it may be."""
-    grid, params = problem.grid, problem.start
-    wider = replace(grid, scale=(1.5 * grid.scale).astype(np.float32)) if problem.trains_input else None
-    codes = np.where(np.arange(params.codes.size).reshape(params.codes.shape) % 5, params.codes, params.grid.high)
+    """An answer that is felt downstream: other quantized values, another bias, a wider grid where it may be."""
+    qparams, params = problem.qparams, problem.start
+    wider = replace(qparams, scale=(1.5 * qparams.scale).astype(np.float32)) if problem.trains_input else None
+    quantized = np.where(
+        np.arange(params.quantized.size).reshape(params.quantized.shape) % 5, params.quantized, params.qparams.high
+    )
     bias = None if params.bias is None else params.bias + np.float32(0.2)
-    return Optimised(replace(params, codes=codes.astype(params.codes.dtype), bias=bias, input=wider), 1.0, 0.5)
+    return Optimised(
+        replace(params, quantized=quantized.astype(params.quantized.dtype), bias=bias, input=wider), 1.0, 0.5
+    )
 
 
 @pytest.mark.parametrize("target", ["ort", "paper"])
@@ -184,8 +194,8 @@ def test_every_layer_reads_the_network_as_it_is_by_then(
 ) -> None:
     job = job_for(builder(), "w3a4", target)
     plan, seen = plan_of(job), Seen(monkeypatch, changed)
-    turned, _ = layerwise_of(job).sequential(plan)
-    assert turned.carried is plan.carried
+    transposed, _ = layerwise_of(job).sequential(plan)
+    assert transposed.shared is plan.shared
     placed = replace(job.target, placement=Placement.LAYER_INPUTS)
     feed = next(iter(job.data.batches(SAMPLES)))
     inputs = {value.name for value in job.model.proto.graph.input}
@@ -193,14 +203,14 @@ def test_every_layer_reads_the_network_as_it_is_by_then(
         read = feed.get(layer.input)
         if layer.input not in inputs:
             read = run(with_outputs(write_qdq(job.model, job.layers, plan, placed), [layer.input]), feed)[layer.input]
-        if layer.input in plan.carried:
-            read = fake_quantize(read, plan.carried[layer.input])
+        if layer.input in plan.shared:
+            read = fake_quantize(read, plan.shared[layer.input])
         off = np.abs(seen.inputs[layer.name, 4] - read)
         assert np.mean(off > 1e-3) < 1e-2, layer.name  # a code may flip
-        assert seen.problems[layer.name, 4].grid is plan.layer_input(layer.input)
+        assert seen.problems[layer.name, 4].qparams is plan.layer_input(layer.input)
         assert seen.problems[layer.name, 4].start is plan.layers[layer.name]
-        plan = with_layer(plan, layer, turned.layers[layer.name])
-    assert plan == turned
+        plan = with_layer(plan, layer, transposed.layers[layer.name])
+    assert plan == transposed
 
 
 def test_only_improved_layers_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,9 +222,9 @@ def test_only_improved_layers_change(monkeypatch: pytest.MonkeyPatch) -> None:
         return Optimised(silenced(problem).params, 1.0, 0.9 if better else 1.0)
 
     Seen(monkeypatch, answer)
-    turned, _ = layerwise_of(job).sequential(plan)
-    assert turned.layers["first"] is plan.layers["first"]
-    assert turned.layers["second"] is not plan.layers["second"]
+    transposed, _ = layerwise_of(job).sequential(plan)
+    assert transposed.layers["first"] is plan.layers["first"]
+    assert transposed.layers["second"] is not plan.layers["second"]
     Seen(monkeypatch)
     assert layerwise_of(job).sequential(plan)[0] is plan
 
@@ -224,12 +234,12 @@ def test_only_improved_layers_change(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_training_in_turn_ends_nearer_to_the_float_model(target: str, optimizer: LayerOptimizer, scratch: Path) -> None:
     job = job_for(conv_net(), "w3a4", target, 64)
     plan = plan_of(job)
-    turned, obstacles = layerwise_of(job, optimizer=optimizer, schedule=LONGER).sequential(plan)
-    assert obstacles == ()
-    assert plan.layers.keys() == turned.layers.keys()
+    transposed, skip_reasons = layerwise_of(job, optimizer=optimizer, schedule=LONGER).sequential(plan)
+    assert skip_reasons == ()
+    assert plan.layers.keys() == transposed.layers.keys()
     feed = next(iter(job.data.batches(64)))
-    truth = run(job.model.proto, feed)["y"]
-    before, after = (np.mean((run(job.write(each), feed)["y"] - truth) ** 2) for each in (plan, turned))
+    reference = run(job.model.proto, feed)["y"]
+    before, after = (np.mean((run(job.write(each), feed)["y"] - reference) ** 2) for each in (plan, transposed))
     assert after < before
     assert not list(scratch.iterdir())
 
@@ -239,7 +249,7 @@ def test_with_layer_takes_the_layers_own_grid() -> None:
     plan = plan_of(job)
     layer, params = job.layers[1], plan.layers["second"]
     assert with_layer(plan, layer, params).inputs == plan.inputs
-    own: Grid = replace(plan.layer_input("r"), scale=np.float32(7))
+    own: QuantParams = replace(plan.layer_input("r"), scale=np.float32(7))
     moved = with_layer(plan, layer, replace(params, input=own))
     assert moved.layer_input("r") is own
     assert moved.layer_input("x") is plan.layer_input("x")
@@ -258,11 +268,11 @@ def test_a_layer_without_gradient_keeps_its_start(monkeypatch: pytest.MonkeyPatc
     precision = job.recipe.bits[0]
     assert found.layers["one"][precision] is candidates.layers["one"][precision]
     assert found.layers["two"][precision] is not candidates.layers["two"][precision]
-    turned, obstacles = layers.sequential(plan)
-    assert turned.layers["one"] is plan.layers["one"]
-    assert turned.layers["two"] is not plan.layers["two"]
-    (obstacle,) = obstacles
-    assert "Tanh node 'act'" in obstacle
+    transposed, skip_reasons = layers.sequential(plan)
+    assert transposed.layers["one"] is plan.layers["one"]
+    assert transposed.layers["two"] is not plan.layers["two"]
+    (skip_reason,) = skip_reasons
+    assert "Tanh node 'act'" in skip_reason
     strict = replace(layers, strict=True)
     for train in (lambda: strict.parallel(candidates), lambda: strict.sequential(plan)):
         with refused(NoGradientError, "Tanh node 'act'") as caught:
@@ -284,10 +294,10 @@ def test_rows_that_are_no_samples_keep_their_start() -> None:
     precision = job.recipe.bits[0]
     assert found.layers["one"][precision] is not candidates.layers["one"][precision]
     assert found.layers["two"][precision] is candidates.layers["two"][precision]
-    turned, obstacles = layerwise_of(job, strict=True).sequential(plan)
-    assert turned.layers["two"] is plan.layers["two"]
-    assert len(obstacles) == 1
-    assert "'t'" in obstacles[0]
+    transposed, skip_reasons = layerwise_of(job, strict=True).sequential(plan)
+    assert transposed.layers["two"] is plan.layers["two"]
+    assert len(skip_reasons) == 1
+    assert "'t'" in skip_reasons[0]
 
 
 def test_there_is_a_worker_for_every_core_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ def _sloped(slope: Callable[[Step], str]) -> Rule:
 
     def rule(step: Step) -> None:
         step.only(0)
-        step.give(0, step.writer.op("Mul", step.small_dy.name, slope(step)))
+        step.grad_input(0, step.writer.op("Mul", step.small_dy.name, slope(step)))
 
     return rule
 
@@ -32,11 +32,11 @@ def _leaky_relu(step: Step) -> str:
 
 def _prelu(step: Step) -> None:
     write, slope = step.writer, step.input(1)
-    if 0 in step.wanted:
+    if 0 in step.needs_grad:
         positive = write.op("Greater", step.x, 0.0)
-        step.give(0, write.op("Mul", step.dy, write.op("Where", positive, 1.0, slope)))
-    if 1 in step.wanted:
-        step.give_summed(1, write.op("Mul", step.dy, write.op("Min", step.x, 0.0)))
+        step.grad_input(0, write.op("Mul", step.dy, write.op("Where", positive, 1.0, slope)))
+    if 1 in step.needs_grad:
+        step.grad_input_summed(1, write.op("Mul", step.dy, write.op("Min", step.x, 0.0)))
 
 
 def _elu(step: Step) -> str:
@@ -121,13 +121,13 @@ def _softmax(step: Step) -> None:
     write, axis = step.writer, step.attribute("axis", -1)
     product = write.op("Mul", step.dy, step.y)
     share = write.op("Mul", step.y, write.reduce_sum(product, [axis], keep=True))
-    step.give(0, write.op("Sub", product, share))
+    step.grad_input(0, write.op("Sub", product, share))
 
 
 def _log_softmax(step: Step) -> None:
     write, axis = step.writer, step.attribute("axis", -1)
     share = write.op("Mul", write.op("Exp", step.y), write.reduce_sum(step.dy, [axis], keep=True))
-    step.give(0, write.op("Sub", step.dy, share))
+    step.grad_input(0, write.op("Sub", step.dy, share))
 
 
 ACTIVATIONS: dict[str, Rule] = {

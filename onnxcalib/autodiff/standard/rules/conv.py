@@ -96,16 +96,16 @@ def spread(write: Writer, windows: Windows, gradient: str, weight: str, sizes: t
 def _conv(step: Step) -> None:
     weight = step.known_dims(step.input(1))
     windows = Windows.of(step, weight[2:])
-    if 0 in step.wanted:
-        step.give(0, _input_gradient(step, windows, weight))
-    if 1 in step.wanted:
-        step.give(1, _weight_gradient(step, windows, step.x, step.dy, weight, step.x))
+    if 0 in step.needs_grad:
+        step.grad_input(0, _input_gradient(step, windows, weight))
+    if 1 in step.needs_grad:
+        step.grad_input(1, _weight_gradient(step, windows, step.x, step.dy, weight, step.x))
     _give_bias(step, len(weight))
 
 
 def _give_bias(step: Step, rank: int) -> None:
-    if 2 in step.wanted:
-        step.give(2, step.writer.reduce_sum(step.dy, (0, *range(2, rank))))
+    if 2 in step.needs_grad:
+        step.grad_input(2, step.writer.reduce_sum(step.dy, (0, *range(2, rank))))
 
 
 def _input_gradient(step: Step, windows: Windows, weight: tuple[int, ...]) -> str:
@@ -115,11 +115,11 @@ def _input_gradient(step: Step, windows: Windows, weight: tuple[int, ...]) -> st
     if not windows.dense or min(*pads[0], *pads[1]) < 0:
         return spread(step.writer, windows, step.dy, step.input(1), step.known_dims(step.x, 2))
     # Conv with the kernel turned round has a faster kernel in the runtime than ConvTranspose.
-    turned = _turned_round(step.writer, step.input(1), weight, windows.group)
+    transposed = _turned_round(step.writer, step.input(1), weight, windows.group)
     return step.writer.op(
         "Conv",
         step.dy,
-        turned,
+        transposed,
         kernel_shape=windows.kernel,
         dilations=windows.dilations,
         pads=[*pads[0], *pads[1]],
@@ -151,8 +151,8 @@ def _conv_transpose(step: Step) -> None:
         raise NoRuleError("output_shape is not covered; make the pads explicit")
     if any(extra >= stride for extra, stride in zip(padding, windows.strides, strict=True)):
         raise NoRuleError("output_padding of a stride or more is not covered")
-    if 0 in step.wanted:
-        step.give(
+    if 0 in step.needs_grad:
+        step.grad_input(
             0,
             step.writer.op(
                 "Conv",
@@ -165,8 +165,8 @@ def _conv_transpose(step: Step) -> None:
                 group=windows.group,
             ),
         )
-    if 1 in step.wanted:
-        step.give(1, _weight_gradient(step, windows, step.dy, step.x, weight, step.y))
+    if 1 in step.needs_grad:
+        step.grad_input(1, _weight_gradient(step, windows, step.dy, step.x, weight, step.y))
     _give_bias(step, len(weight))
 
 
@@ -227,7 +227,7 @@ def _from_products(cut: _Cuts, gradient: str, weight: tuple[int, ...]) -> str:
     for start in range(0, len(taps), together):
         cuts = [write.reshape(cut.at(tap), (0, group, inputs, -1)) for tap in taps[start : start + together]]
         joined = cuts[0] if len(cuts) == 1 else write.op("Concat", *cuts, axis=2)
-        summed = write.reduce_sum(write.op("MatMul", left, write.turned(joined, 4)), [0])
+        summed = write.reduce_sum(write.op("MatMul", left, write.transposed(joined, 4)), [0])
         parts.append(write.reshape(summed, (outputs, len(cuts), inputs)))
     return _joined(write, parts, weight)
 
@@ -255,14 +255,14 @@ def _joined(write: Writer, parts: list[str], weight: tuple[int, ...]) -> str:
 
 def _from_convolution(write: Writer, windows: Windows, image: str, gradient: str, sizes: tuple[int, ...]) -> str:
     """Depthwise: each channel of the image convolved with that of the gradient, as wide as its windows lie apart."""
-    turned = [1, 0, *range(2, len(sizes) + 2)]
-    samples = write.reshape(write.op("Transpose", image, perm=turned), (1, -1, *sizes))
+    transposed = [1, 0, *range(2, len(sizes) + 2)]
+    samples = write.reshape(write.op("Transpose", image, perm=transposed), (1, -1, *sizes))
     # Positions that no window reaches would give taps beyond the kernel.
     spare = [min(*pair) for pair in zip(windows.ends, windows.remainders(sizes), strict=True)]
     taps = write.op(
         "Conv",
         samples,
-        write.op("Transpose", gradient, perm=turned),
+        write.op("Transpose", gradient, perm=transposed),
         strides=windows.dilations,
         dilations=windows.strides,
         pads=[*windows.begins, *(end - less for end, less in zip(windows.ends, spare, strict=True))],
@@ -279,7 +279,7 @@ def _from_rows(write: Writer, windows: Windows, image: str, gradient: str, sizes
     columns = windows.outputs(sizes)[1]
     diagonals = write.array(_diagonals(windows, sizes[1], columns))
     swapped = [write.op("Transpose", name, perm=[1, 0, 2, 3]) for name in (image, gradient)]
-    left = write.turned(write.reshape(swapped[1], (channels, -1, columns)), 3)
+    left = write.transposed(write.reshape(swapped[1], (channels, -1, columns)), 3)
     # Only rows are cut: columns stay whole, without their pads.
     tall = replace(
         windows, kernel=(height, 1), strides=(windows.strides[0], 1), dilations=(windows.dilations[0], 1),

@@ -12,18 +12,18 @@ from onnxcalib.autodiff.standard.writer import FLOATS, NoRuleError
 def _pass(step: Step) -> None:
     """The gradient as it is; so rounding is straight-through."""
     step.only(0)
-    step.give(0, step.small_dy.name, small=step.small_dy.small)
+    step.grad_input(0, step.small_dy.name, small=step.small_dy.small)
 
 
 def _add(step: Step) -> None:
-    for index in step.wanted:
+    for index in step.needs_grad:
         _give_plain(step, index)
 
 
 def _sub(step: Step) -> None:
-    if 0 in step.wanted:
+    if 0 in step.needs_grad:
         _give_plain(step, 0)
-    if 1 in step.wanted:
+    if 1 in step.needs_grad:
         _give_plain(step, 1, "Neg")
 
 
@@ -34,17 +34,17 @@ def _give_plain(step: Step, index: int, change: str = "") -> None:
         name, small = step.small_dy.name, step.small_dy.small
     else:
         name, small = write.sum_to(step.dy, step.shape(step.y), step.input(index)), False
-    step.give(index, write.op(change, name) if change else name, small=small)
+    step.grad_input(index, write.op(change, name) if change else name, small=small)
 
 
 def _mul(step: Step) -> None:
     write = step.writer
     first, second = step.node.input
     if first == second:
-        step.give(0, write.op("Mul", write.op("Mul", step.small_dy.name, 2.0), first))
+        step.grad_input(0, write.op("Mul", write.op("Mul", step.small_dy.name, 2.0), first))
         return
     for index, other in ((0, second), (1, first)):
-        if index in step.wanted:
+        if index in step.needs_grad:
             _give_product(step, index, other)
 
 
@@ -52,46 +52,46 @@ def _give_product(step: Step, index: int, other: str) -> None:
     write = step.writer
     fits = write.facts.same_shape(other, step.y)
     if fits and step.shape(step.input(index)) == () and step.known_rank(other) > 1 and not step.small_dy.small:
-        step.give(index, write.sum_all(write.dots(step.dy, other)))
+        step.grad_input(index, write.sum_all(write.dots(step.dy, other)))
         return
-    step.give_summed(index, write.op("Mul", step.small_dy.name if fits else step.dy, other))
+    step.grad_input_summed(index, write.op("Mul", step.small_dy.name if fits else step.dy, other))
 
 
 def _div(step: Step) -> None:
     write = step.writer
     quotient = write.op("Div", step.dy, step.input(1))
-    if 0 in step.wanted:
-        step.give_summed(0, quotient)
-    if 1 in step.wanted:
+    if 0 in step.needs_grad:
+        step.grad_input_summed(0, quotient)
+    if 1 in step.needs_grad:
         summed = write.sum_to(write.op("Mul", quotient, step.y), step.shape(step.y), step.input(1))
-        step.give(1, write.op("Neg", summed))
+        step.grad_input(1, write.op("Neg", summed))
 
 
 def _neg(step: Step) -> None:
-    step.give(0, step.writer.op("Neg", step.small_dy.name), small=step.small_dy.small)
+    step.grad_input(0, step.writer.op("Neg", step.small_dy.name), small=step.small_dy.small)
 
 
 def _abs(step: Step) -> None:
-    step.give(0, step.writer.op("Mul", step.small_dy.name, step.writer.op("Sign", step.x)))
+    step.grad_input(0, step.writer.op("Mul", step.small_dy.name, step.writer.op("Sign", step.x)))
 
 
 def _sqrt(step: Step) -> None:
     half = step.writer.op("Mul", step.small_dy.name, 0.5)
-    step.give(0, step.writer.op("Div", half, step.y))
+    step.grad_input(0, step.writer.op("Div", half, step.y))
 
 
 def _exp(step: Step) -> None:
-    step.give(0, step.writer.op("Mul", step.small_dy.name, step.y))
+    step.grad_input(0, step.writer.op("Mul", step.small_dy.name, step.y))
 
 
 def _log(step: Step) -> None:
-    step.give(0, step.writer.op("Div", step.small_dy.name, step.x))
+    step.grad_input(0, step.writer.op("Div", step.small_dy.name, step.x))
 
 
 def _reciprocal(step: Step) -> None:
     write = step.writer
     square = write.op("Mul", step.y, step.y)
-    step.give(0, write.op("Mul", write.op("Neg", step.small_dy.name), square))
+    step.grad_input(0, write.op("Mul", write.op("Neg", step.small_dy.name), square))
 
 
 def _pow(step: Step) -> None:
@@ -102,54 +102,54 @@ def _pow(step: Step) -> None:
         power = float(value.reshape(()))
         scaled = write.op("Mul", step.small_dy.name, power)
         base = step.x if power == 2 else write.op("Pow", step.x, power - 1)
-        step.give(0, write.op("Mul", scaled, base))
+        step.grad_input(0, write.op("Mul", scaled, base))
         return
     as_float = write.op("Cast", exponent, to=onnx.TensorProto.FLOAT)
     lowered = write.op("Pow", step.x, write.op("Sub", as_float, 1.0))
-    step.give_summed(0, write.op("Mul", step.dy, write.op("Mul", as_float, lowered)))
+    step.grad_input_summed(0, write.op("Mul", step.dy, write.op("Mul", as_float, lowered)))
 
 
 def _clip(step: Step) -> None:
     write = step.writer
-    if 0 in step.wanted:
-        step.give(0, write.op("Mul", step.small_dy.name, write.mask("Equal", step.x, step.y)))
+    if 0 in step.needs_grad:
+        step.grad_input(0, write.op("Mul", step.small_dy.name, write.mask("Equal", step.x, step.y)))
     for index, comparison in ((1, "Less"), (2, "Greater")):
-        if index in step.wanted:
+        if index in step.needs_grad:
             outside = write.op("Mul", step.small_dy.name, write.mask(comparison, step.x, step.input(index)))
-            step.give(index, write.reshape_like(write.sum_all(outside), step.input(index)))
+            step.grad_input(index, write.reshape_like(write.sum_all(outside), step.input(index)))
 
 
 def _extreme(step: Step) -> None:
     """Max and Min: to the operands that equal the result, in equal parts."""
     write = step.writer
-    masks = {index: write.mask("Equal", step.input(index), step.y) for index in step.wanted}
+    masks = {index: write.mask("Equal", step.input(index), step.y) for index in step.needs_grad}
     share = step.dy
     if len(masks) > 1:
         # Where an operand without gradient is the extreme no mask is set.
         share = write.op("Div", share, write.op("Max", write.op("Sum", *masks.values()), 1.0))
     for index, mask in masks.items():
-        step.give_summed(index, write.op("Mul", share, mask))
+        step.grad_input_summed(index, write.op("Mul", share, mask))
 
 
 def _mean(step: Step) -> None:
     part = step.writer.op("Mul", step.dy, 1.0 / len(step.node.input))
-    for index in step.wanted:
-        step.give_summed(index, part)
+    for index in step.needs_grad:
+        step.grad_input_summed(index, part)
 
 
 def _where(step: Step) -> None:
     condition = step.x
-    if 1 in step.wanted:
-        step.give_summed(1, step.writer.op("Where", condition, step.dy, 0.0))
-    if 2 in step.wanted:
-        step.give_summed(2, step.writer.op("Where", condition, 0.0, step.dy))
+    if 1 in step.needs_grad:
+        step.grad_input_summed(1, step.writer.op("Where", condition, step.dy, 0.0))
+    if 2 in step.needs_grad:
+        step.grad_input_summed(2, step.writer.op("Where", condition, 0.0, step.dy))
 
 
 def _cast(step: Step) -> None:
     kind = step.writer.facts.types.get(step.x, onnx.TensorProto.UNDEFINED)
     if kind not in FLOATS:
         raise NoRuleError(f"the type of '{step.x}' is unknown")
-    step.give(0, step.writer.op("Cast", step.small_dy.name, to=kind), small=step.small_dy.small)
+    step.grad_input(0, step.writer.op("Cast", step.small_dy.name, to=kind), small=step.small_dy.small)
 
 
 def _dropout(step: Step) -> None:

@@ -33,23 +33,23 @@ def _is_identity(step: Step) -> bool:
 def _reduce_sum(step: Step) -> None:
     step.only(0)
     if _is_identity(step):
-        step.give(0, step.dy)
+        step.grad_input(0, step.dy)
     else:
-        step.give(0, _reduced(step, step.dy), small=True)
+        step.grad_input(0, _reduced(step, step.dy), small=True)
 
 
 def _reduce_mean(step: Step) -> None:
     step.only(0)
     if _is_identity(step):
-        step.give(0, step.dy)
+        step.grad_input(0, step.dy)
     else:
-        step.give(0, _reduced(step, step.writer.op("Div", step.dy, _count(step))), small=True)
+        step.grad_input(0, _reduced(step, step.writer.op("Div", step.dy, _count(step))), small=True)
 
 
 def _reduce_sum_square(step: Step) -> None:
     step.only(0)
     doubled = step.writer.op("Mul", step.dy, 2.0)
-    step.give(0, step.writer.op("Mul", doubled if _is_identity(step) else _reduced(step, doubled), step.x))
+    step.grad_input(0, step.writer.op("Mul", doubled if _is_identity(step) else _reduced(step, doubled), step.x))
 
 
 def _count(step: Step) -> str:
@@ -74,7 +74,7 @@ def _size(step: Step, name: str) -> tuple[int, list[str]] | None:
 def _reduce_extreme(step: Step) -> None:
     step.only(0)
     if _is_identity(step):
-        step.give(0, step.dy)
+        step.grad_input(0, step.dy)
     else:
         _give_to_equals(step, _reduced(step, step.y), _reduced(step, step.dy))
 
@@ -88,7 +88,7 @@ def _give_to_equals(step: Step, extreme: str, gradient: str) -> None:
     write = step.writer
     mask = write.mask("Equal", step.x, extreme)
     ties = write.op("ReduceSum", mask, *_axes_input(step), keepdims=1)
-    step.give(0, write.op("Mul", mask, write.op("Div", gradient, ties)))
+    step.grad_input(0, write.op("Mul", mask, write.op("Div", gradient, ties)))
 
 
 def _axes_input(step: Step) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def _axes_input(step: Step) -> tuple[str, ...]:
 
 
 def _global_average_pool(step: Step) -> None:
-    step.give(0, step.writer.op("Div", step.dy, _count(step)), small=True)
+    step.grad_input(0, step.writer.op("Div", step.dy, _count(step)), small=True)
 
 
 def _average_pool(step: Step) -> None:
@@ -111,7 +111,7 @@ def _average_pool(step: Step) -> None:
     sizes, channels = step.known_dims(step.x, 2), step.known_dims(step.x, 1)[0]
     share = step.writer.op("Mul", step.dy, step.writer.array(_shares(step, windows, sizes)))
     ones = step.writer.array(np.ones((channels, 1, *windows.kernel), np.float32))
-    step.give(0, spread(step.writer, windows.grouped(channels), share, ones, sizes))
+    step.grad_input(0, spread(step.writer, windows.grouped(channels), share, ones, sizes))
 
 
 def _shares(step: Step, windows: Windows, sizes: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -147,7 +147,7 @@ def _max_pool(step: Step) -> None:
         if any(first):
             chosen[1] = write.op("Add", chosen[1], write.op("GatherElements", result, chosen[0]))
         result = write.op("ScatterElements", result, *chosen)
-    step.give(0, write.reshape_like(result, step.x))
+    step.grad_input(0, write.reshape_like(result, step.x))
 
 
 def _batch_normalization(step: Step) -> None:
@@ -158,14 +158,14 @@ def _batch_normalization(step: Step) -> None:
     shape, others = (-1, *(1,) * (rank - 2)), (0, *range(2, rank))
     _, scale, _, mean, variance = step.node.input
     deviation = write.op("Sqrt", write.op("Add", variance, step.attribute("epsilon", 1e-5)))
-    if 0 in step.wanted:
-        step.give(0, write.op("Mul", step.dy, write.reshape(write.op("Div", scale, deviation), shape)))
-    if 1 in step.wanted:
+    if 0 in step.needs_grad:
+        step.grad_input(0, write.op("Mul", step.dy, write.reshape(write.op("Div", scale, deviation), shape)))
+    if 1 in step.needs_grad:
         centred = write.op("Sub", step.x, write.reshape(mean, shape))
         summed = write.reduce_sum(write.op("Mul", step.dy, centred), others)
-        step.give(1, write.op("Div", summed, deviation))
-    if 2 in step.wanted:
-        step.give(2, write.reduce_sum(step.dy, others))
+        step.grad_input(1, write.op("Div", summed, deviation))
+    if 2 in step.needs_grad:
+        step.grad_input(2, write.reduce_sum(step.dy, others))
 
 
 def _layer_normalization(step: Step) -> None:
@@ -174,12 +174,12 @@ def _layer_normalization(step: Step) -> None:
     # The runtime's kernel already has the mean and one over the deviation; they need only be asked for.
     inverse = step.output(2)
     unit = write.op("Mul", write.op("Sub", step.x, step.output(1)), inverse)
-    if 0 in step.wanted:
+    if 0 in step.needs_grad:
         _give_normalized(step, write.op("Mul", step.dy, step.input(1)), unit, inverse, axes)
-    if 1 in step.wanted:
-        step.give_summed(1, write.op("Mul", step.dy, unit))
-    if 2 in step.wanted:
-        step.give_summed(2, step.dy)
+    if 1 in step.needs_grad:
+        step.grad_input_summed(1, write.op("Mul", step.dy, unit))
+    if 2 in step.needs_grad:
+        step.grad_input_summed(2, step.dy)
 
 
 def _instance_normalization(step: Step) -> None:
@@ -190,20 +190,20 @@ def _instance_normalization(step: Step) -> None:
     deviation = write.op("Sqrt", write.op("Add", variance, step.attribute("epsilon", 1e-5)))
     inverse = write.op("Reciprocal", deviation)
     unit = write.op("Mul", centred, inverse)
-    if 0 in step.wanted:
+    if 0 in step.needs_grad:
         _give_normalized(step, write.op("Mul", step.dy, write.reshape(step.input(1), shape)), unit, inverse, axes)
-    if 1 in step.wanted:
-        step.give(1, write.reduce_sum(write.op("Mul", step.dy, unit), others))
-    if 2 in step.wanted:
-        step.give(2, write.reduce_sum(step.dy, others))
+    if 1 in step.needs_grad:
+        step.grad_input(1, write.reduce_sum(write.op("Mul", step.dy, unit), others))
+    if 2 in step.needs_grad:
+        step.grad_input(2, write.reduce_sum(step.dy, others))
 
 
 def _give_normalized(step: Step, gradient: str, unit: str, inverse: str, axes: range) -> None:
     """Through mean and deviation: the parts of the gradient along both have no effect."""
     write = step.writer
-    along = write.op("Mul", unit, write.reduce_mean(write.op("Mul", gradient, unit), axes))
-    rest = write.op("Sub", write.op("Sub", gradient, write.reduce_mean(gradient, axes)), along)
-    step.give(0, write.op("Mul", rest, inverse))
+    broadcast = write.op("Mul", unit, write.reduce_mean(write.op("Mul", gradient, unit), axes))
+    rest = write.op("Sub", write.op("Sub", gradient, write.reduce_mean(gradient, axes)), broadcast)
+    step.grad_input(0, write.op("Mul", rest, inverse))
 
 
 REDUCTIONS: dict[str, Rule] = {

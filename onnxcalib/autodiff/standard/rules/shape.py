@@ -11,14 +11,14 @@ from onnxcalib.autodiff.standard.writer import Array, Dim, NoRuleError
 
 
 def _reshape(step: Step) -> None:
-    step.give(0, step.writer.reshape_like(step.dy, step.x))
+    step.grad_input(0, step.writer.reshape_like(step.dy, step.x))
 
 
 def _transpose(step: Step) -> None:
     perm = step.attribute("perm", None)
     inverse = [int(axis) for axis in np.argsort(perm)] if perm is not None else None
     settings = {} if inverse is None else {"perm": inverse}
-    step.give(0, step.writer.op("Transpose", step.dy, **settings))
+    step.grad_input(0, step.writer.op("Transpose", step.dy, **settings))
 
 
 def _concat(step: Step) -> None:
@@ -28,25 +28,25 @@ def _concat(step: Step) -> None:
     if any(not isinstance(size, int) for size in sizes):
         lengths = [write.op("Gather", write.op("Shape", name), write.integers([axis])) for name in step.node.input]
         parts = write.ops("Split", len(lengths), step.dy, write.op("Concat", *lengths, axis=0), axis=axis)
-        for index in step.wanted:
-            step.give(index, parts[index])
+        for index in step.needs_grad:
+            step.grad_input(index, parts[index])
         return
     bounds = [int(bound) for bound in np.cumsum([0, *sizes])]
-    for index in step.wanted:
+    for index in step.needs_grad:
         start, end = write.integers([bounds[index]]), write.integers([bounds[index + 1]])
-        step.give(index, write.op("Slice", step.dy, start, end, write.integers([axis])))
+        step.grad_input(index, write.op("Slice", step.dy, start, end, write.integers([axis])))
 
 
 def _split(step: Step) -> None:
     step.only(0)
     write, parts = step.writer, []
-    for index, gradient in enumerate(step.arriving):
+    for index, gradient in enumerate(step.grad_outputs):
         name = step.output(index)
         if gradient is None:
             parts.append(write.op("Expand", 0.0, write.op("Shape", name)))
         else:
             parts.append(full(write, gradient, name))
-    step.give(0, write.op("Concat", *parts, axis=step.attribute("axis", 0)))
+    step.grad_input(0, write.op("Concat", *parts, axis=step.attribute("axis", 0)))
 
 
 def _slice(step: Step) -> None:
@@ -66,7 +66,7 @@ def _slice(step: Step) -> None:
         if by > 1:
             gradient = _with_gaps(step, gradient, axis, by)
         begins[axis], rests[axis] = chosen.start, size - chosen.start - len(chosen) * by
-    step.give(0, write.op("Pad", gradient, write.integers([*begins, *rests])))
+    step.grad_input(0, write.op("Pad", gradient, write.integers([*begins, *rests])))
 
 
 def _fixed(step: Step, axis: int) -> int:
@@ -103,7 +103,7 @@ def _gather(step: Step) -> None:
     if [before, count, after].count(-1) > 1:
         raise NoRuleError("more than one size is free")
     flat = write.reshape(step.dy, (before, count, after))
-    step.give(0, write.reshape_like(write.op("MatMul", _choice(step, indices, depth), flat), step.x))
+    step.grad_input(0, write.reshape_like(write.op("MatMul", _choice(step, indices, depth), flat), step.x))
 
 
 def _product(dims: tuple[Dim, ...]) -> int:
@@ -123,7 +123,7 @@ def _choice(step: Step, indices: str, depth: int) -> str:
 
 def _expand(step: Step) -> None:
     step.only(0)
-    step.give_summed(0, step.dy)
+    step.grad_input_summed(0, step.dy)
 
 
 def _pad(step: Step) -> None:
@@ -134,22 +134,22 @@ def _pad(step: Step) -> None:
     write, value = step.writer, step.writer.facts.value(step.input(1))
     cuts = write.op("Neg", step.input(1)) if value is None else write.array(-value)
     axes = (step.input(3),) if step.input(3) else ()
-    step.give(0, write.op("Pad", step.dy, cuts, *(("", *axes) if axes else ())))
+    step.grad_input(0, write.op("Pad", step.dy, cuts, *(("", *axes) if axes else ())))
 
 
 def _depth_to_space(step: Step) -> None:
     write, block = step.writer, step.attribute("blocksize", 1)
     if step.attribute("mode", "DCR") == "DCR":
-        step.give(0, write.op("SpaceToDepth", step.dy, blocksize=block))
+        step.grad_input(0, write.op("SpaceToDepth", step.dy, blocksize=block))
         return
     channels, height, width = step.known_dims(step.x, 1)
     split = write.reshape(step.dy, (0, channels // block**2, height, block, width, block))
     moved = write.op("Transpose", split, perm=[0, 1, 3, 5, 2, 4])
-    step.give(0, write.reshape(moved, (0, channels, height, width)))
+    step.grad_input(0, write.reshape(moved, (0, channels, height, width)))
 
 
 def _space_to_depth(step: Step) -> None:
-    step.give(0, step.writer.op("DepthToSpace", step.dy, blocksize=step.attribute("blocksize", 1)))
+    step.grad_input(0, step.writer.op("DepthToSpace", step.dy, blocksize=step.attribute("blocksize", 1)))
 
 
 def _resize(step: Step) -> None:
@@ -171,7 +171,7 @@ def _resize(step: Step) -> None:
             gradient = write.op("MatMul", gradient, write.array(matrix))
         else:
             gradient = write.op("MatMul", write.array(matrix.T), gradient)
-    step.give(0, gradient)
+    step.grad_input(0, gradient)
 
 
 def _check_resize(step: Step) -> None:
