@@ -146,5 +146,6 @@ def _with_gap(allocation: Allocation, optimum: Allocation) -> Allocation:
     """What was taken, with how far its estimate is from the program's optimum."""
     if allocation is optimum:
         return optimum
-    above = allocation.estimated_loss - optimum.estimated_loss
+    # Within the solver's gap, a rival may even be estimated to lose less.
+    above = max(allocation.estimated_loss - optimum.estimated_loss, 0.0)
     return replace(allocation, optimal=False, gap=above / max(allocation.estimated_loss, 1e-300))
