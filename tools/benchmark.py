@@ -12,6 +12,7 @@
     python tools/benchmark.py ZOO parallel  # the cores that parallel AdaQuant keeps busy, if nothing else runs
     python tools/benchmark.py ZOO memory    # peak memory at 512 and at 2,048 samples, and of the advanced pipeline
     python tools/benchmark.py ZOO sensitivity   # cost of the sensitivity table in float passes
+    python tools/benchmark.py ZOO solver    # the integer program of 500 layers at 49 precisions
 
 ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, cifar_resnet20_fused.onnx, imagenet_train512.npz,
 imagenet_val2000.npz (`jpeg` bytes, `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz (`x`, `y`).
