@@ -13,8 +13,7 @@ from typing import Any
 from onnxcalib.cache.codec import digest
 from onnxcalib.cache.fingerprint import data_digest, model_digest, software
 from onnxcalib.cache.run_directory import RunDirectory
-from onnxcalib.pipeline.job import Job, Start
-from onnxcalib.pipeline.run import Run
+from onnxcalib.pipeline.job import Job, Run, Start
 from onnxcalib.pipeline.stage import value_classes
 from onnxcalib.pipeline.stages import STAGES
 from onnxcalib.progress import Event, Listener

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import onnx
 
 from onnxcalib.algorithms.reconstruction.layerwise import default_workers
+from onnxcalib.cache.codec import digest
+from onnxcalib.cache.run_directory import RunDirectory
 from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
 from onnxcalib.errors import ModelError, RecipeError
 from onnxcalib.mixed_precision.request import check_bits
@@ -21,11 +23,23 @@ from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.read import Graph, graphs_of, merged, read_prepared
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.pipeline.branch_data import BranchData
-from onnxcalib.pipeline.run import UNWATCHED, Run
 from onnxcalib.plan import QuantPlan
-from onnxcalib.progress import Progress, silent
+from onnxcalib.progress import Listener, Progress, ignore, silent
 from onnxcalib.recipe import Recipe
 from onnxcalib.targets import Target, find_target
+
+
+@dataclass(frozen=True)
+class Run:
+    """Who hears of the stages of one graph, and where their values are cached; without a directory, nowhere."""
+
+    listener: Listener = ignore
+    directory: RunDirectory | None = None
+    origin: Callable[[], str] = str  # names the model, the data, the target and the software
+
+    def changed_by(self, value: Any) -> Run:
+        """The run of a model that was changed by what a stage found."""
+        return replace(self, origin=lambda: digest(self.origin(), value))
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,7 @@ class Job:
     progress: Progress
     branch: Branch | None = None  # the branch of an If that the graph is, None for the model itself
     workers: int = 1  # layers that are trained side by side
-    run: Run = UNWATCHED  # where the values of stages are cached, and who hears of them
+    run: Run = Run()  # where the values of stages are cached, and who hears of them
 
     def write(self, plan: QuantPlan) -> onnx.ModelProto:
         """The quantized graph of a plan, as the target wants it."""
