@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
-from onnxcalib.cli.recipes import QUANTIZER, sweep_from, with_options
+from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_options, with_runtime
+from onnxcalib.cli.recipes import QUANTIZER, sweep_from
 from onnxcalib.cli.tables import curve_table
+from onnxcalib.cli.watch import watching
 from onnxcalib.errors import OutputError
 from onnxcalib.files import check_writable, replacing
 from onnxcalib.pipeline.sweep import compression_curve
@@ -37,7 +38,7 @@ def curve(
     """
     recipe = sweep_from(options)
     _check_outputs(output, plot)
-    with progress_bar() as progress:
+    with watching() as progress:
         found = compression_curve(
             model, calibration, recipe, points, measure, preprocess=preprocess_from(options), progress=progress
         )

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from onnxcalib.cli.options import FILE, console, image_options, with_runtime
-from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from, with_options
+from onnxcalib.cli.options import FILE, console, image_options, with_options, with_runtime
+from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from
 from onnxcalib.cli.tables import file_summary, stage_summary
 from onnxcalib.cli.watch import watching
 from onnxcalib.errors import RecipeError
