@@ -43,9 +43,8 @@ def explain(
     facts = Facts.read(output)
     if model is not None:
         with watching() as progress:
-            listed, found = diagnose_file(
-                facts.file, model, data, preprocess=preprocess_from(options), progress=progress
-            )
+            pixels = preprocess_from(options)
+            listed, found = diagnose_file(facts.file, model, data, preprocess=pixels, progress=progress)
         facts = replace(facts, rows=layer_rows(facts.file, listed, found))
     else:
         told = find_report(output, report)
