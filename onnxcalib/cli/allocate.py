@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from onnxcalib.cli.options import FILE, console, with_runtime
-from onnxcalib.cli.recipes import MIXED, recipe_from, with_options
+from onnxcalib.cli.options import FILE, console, with_options, with_runtime
+from onnxcalib.cli.recipes import MIXED, recipe_from
 from onnxcalib.cli.tables import allocation_line, allocation_table
 from onnxcalib.files import check_writable, replacing
 from onnxcalib.mixed_precision.assignment import METHODS, solve

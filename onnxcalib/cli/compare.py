@@ -10,8 +10,9 @@ import click
 
 from onnxcalib.analysis.compare import compare as compare_files
 from onnxcalib.analysis.compare import csv_rows
-from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
+from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_runtime
 from onnxcalib.cli.tables import comparison_table, evaluation_table
+from onnxcalib.cli.watch import watching
 from onnxcalib.errors import OutputError
 from onnxcalib.files import check_writable, replacing
 
@@ -37,7 +38,7 @@ def compare(first: Path, second: Path, data: Path, model: Path | None, table: Pa
         if table.suffix != ".csv":
             raise OutputError(f"the table {table} does not end in .csv.", "Name a .csv file.")
         check_writable(table)
-    with progress_bar() as progress:
+    with watching() as progress:
         found = compare_files((first, second), data, model, preprocess=preprocess_from(options), progress=progress)
     if table is not None:
         with replacing(table) as temporary, temporary.open("w", newline="") as file:

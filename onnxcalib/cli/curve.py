@@ -8,13 +8,16 @@ from typing import Any
 
 import click
 
-from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
-from onnxcalib.cli.recipes import QUANTIZER, sweep_from, with_options
+from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_options, with_runtime
+from onnxcalib.cli.recipes import QUANTIZER, sweep_from
 from onnxcalib.cli.tables import curve_table
+from onnxcalib.cli.watch import watching
 from onnxcalib.errors import OutputError
 from onnxcalib.files import check_writable, replacing
 from onnxcalib.pipeline.sweep import compression_curve
 from onnxcalib.report.plots import check_plot, plot_curve
+
+COLUMNS = ("ratio", "method", "size", "estimated_loss", "measured_loss")
 
 
 @click.command()
@@ -36,25 +39,18 @@ def curve(
     onnxcalib curve model.onnx -c calibration.npz --bits w4a4,w8a8 -o curve.csv --plot curve.png
     """
     recipe = sweep_from(options)
-    _check_outputs(output, plot)
-    with progress_bar() as progress:
-        found = compression_curve(
-            model, calibration, recipe, points, measure, preprocess=preprocess_from(options), progress=progress
-        )
-    with replacing(output) as temporary, temporary.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["ratio", "method", "size", "estimated_loss", "measured_loss"])
-        rows.writerows(
-            [point.ratio, point.method, point.size, point.estimated_loss, point.measured_loss] for point in found
-        )
-    if plot is not None:
-        plot_curve(found, recipe.loss or "distillation", plot)
-    console().print(curve_table(found))
-
-
-def _check_outputs(output: Path, plot: Path | None) -> None:
     if output.suffix != ".csv":
         raise OutputError(f"the curve {output} does not end in .csv.", "Name a .csv file; --plot draws a picture.")
     check_writable(output)
     if plot is not None:
         check_plot(plot)
+    with watching() as progress:
+        pixels = preprocess_from(options)
+        found = compression_curve(model, calibration, recipe, points, measure, preprocess=pixels, progress=progress)
+    with replacing(output) as temporary, temporary.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(COLUMNS)
+        rows.writerows([getattr(point, name) for name in COLUMNS] for point in found)
+    if plot is not None:
+        plot_curve(found, recipe.loss or "distillation", plot)
+    console().print(curve_table(found))

@@ -9,8 +9,9 @@ import click
 
 import onnxcalib
 from onnxcalib.analysis.evaluate import evaluate
-from onnxcalib.cli.options import FILE, console, progress_bar, with_runtime
+from onnxcalib.cli.options import FILE, console, with_runtime
 from onnxcalib.cli.tables import evaluation_table
+from onnxcalib.cli.watch import watching
 from onnxcalib.errors import ModelError, OutputError
 from onnxcalib.pipeline.pipelines import quantize
 from onnxcalib.recipe import Pipeline, Precision, Recipe, parse_bits
@@ -43,7 +44,7 @@ def demo(out: Path) -> None:
         raise OutputError(f"output folder {out} cannot be made: {error.strerror}.", "Choose another.") from error
     report = out / "report.html" if importlib.util.find_spec("matplotlib") else None
     written: list[str | Path] = [folder / MODEL]
-    with progress_bar() as progress:
+    with watching() as progress:
         for name, recipe in RECIPES.items():
             path = out / f"{name}.onnx"
             result = quantize(folder / MODEL, folder / CALIBRATION, recipe, output=path, progress=progress)

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from onnxcalib.analysis.evaluate import evaluate as evaluate_models
-from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
+from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_runtime
 from onnxcalib.cli.tables import evaluation_table
+from onnxcalib.cli.watch import watching
 from onnxcalib.report.data import evaluation
 
 
@@ -27,7 +28,7 @@ def evaluate(models: tuple[Path, ...], data: Path, reference: Path | None, as_js
     \b
     onnxcalib evaluate small.onnx -d test.npz --reference model.onnx
     """
-    with progress_bar() as progress:
+    with watching() as progress:
         rows = evaluate_models(list(models), data, reference, preprocess=preprocess_from(options), progress=progress)
     if as_json:
         click.echo(json.dumps([evaluation(row) for row in rows], indent=1))

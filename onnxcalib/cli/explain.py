@@ -11,7 +11,8 @@ import click
 from onnxcalib.analysis.diagnose import diagnose_file
 from onnxcalib.analysis.explain import TITLES, Facts, Question, answer
 from onnxcalib.analysis.layer_rows import layer_rows
-from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
+from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_runtime
+from onnxcalib.cli.watch import watching
 from onnxcalib.errors import RecipeError
 from onnxcalib.report.find import find_report
 
@@ -41,10 +42,9 @@ def explain(
         raise RecipeError("--report and --model both say what the layers do.", "Give one of them.")
     facts = Facts.read(output)
     if model is not None:
-        with progress_bar() as progress:
-            listed, found = diagnose_file(
-                facts.file, model, data, preprocess=preprocess_from(options), progress=progress
-            )
+        with watching() as progress:
+            pixels = preprocess_from(options)
+            listed, found = diagnose_file(facts.file, model, data, preprocess=pixels, progress=progress)
         facts = replace(facts, rows=layer_rows(facts.file, listed, found))
     else:
         told = find_report(output, report)

@@ -12,7 +12,7 @@ import click
 from onnxcalib.analysis.inspect import inspect as inspect_model
 from onnxcalib.cli.options import FILE, console, with_runtime
 from onnxcalib.cli.tables import float_table, layer_table
-from onnxcalib.model.layers import Layer, LayerList
+from onnxcalib.model.layers import Layer
 
 
 @click.command()
@@ -28,7 +28,8 @@ def inspect(model: Path, as_json: bool) -> None:
     """
     layers = inspect_model(model)
     if as_json:
-        click.echo(json.dumps(_as_dict(layers), indent=1))
+        listed = {"layers": [*map(_as_dict, layers.layers)], "float": [*map(dataclasses.asdict, layers.float_nodes)]}
+        click.echo(json.dumps(listed, indent=1))
         return
     screen = console()
     screen.print(layer_table(layers))
@@ -38,13 +39,6 @@ def inspect(model: Path, as_json: bool) -> None:
     screen.print(f"{len(layers.layers)} layers, {total:,} parameters")
 
 
-def _as_dict(layers: LayerList) -> dict[str, Any]:
-    return {
-        "layers": [_layer_dict(layer) for layer in layers.layers],
-        "float": [dataclasses.asdict(node) for node in layers.float_nodes],
-    }
-
-
-def _layer_dict(layer: Layer) -> dict[str, Any]:
+def _as_dict(layer: Layer) -> dict[str, Any]:
     values = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
     return values | {"batch_norm": layer.batch_norm is not None, "depthwise": layer.is_depthwise}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onnxcalib.cli.options import FILE, console, image_options, with_runtime
-from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from, with_options
+from onnxcalib.cli.options import FILE, console, image_options, with_options, with_runtime
+from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from
 from onnxcalib.cli.tables import file_summary, stage_summary
 from onnxcalib.cli.watch import watching
 from onnxcalib.errors import RecipeError
@@ -48,19 +47,15 @@ def quantize(model: Path, recipe: str | None, verbose: bool, as_json: bool, **op
         if settings.report is not None:
             check_report(settings.report)
         folder = settings.run_dir or output.with_name(f"{output.name}.run")
-        with _resumable(folder):
-            result = quantize_model(
-                model,
-                calibration,
-                settings.recipe,
-                output=output,
-                preprocess=settings.preprocess,
-                progress=watch,
-                workers=settings.workers,
-                run_dir=folder,
-            )
+        run = partial(quantize_model, model, calibration, settings.recipe, output=output, run_dir=folder)
+        test, pixels = settings.test_data, settings.preprocess
+        try:
+            result = run(preprocess=pixels, progress=watch, workers=settings.workers)
+        except KeyboardInterrupt as error:
+            kept = f"give the same command again to go on: {folder} keeps what is finished."
+            message = f"interrupted; {kept}" if folder.is_dir() else "interrupted; nothing was written."
+            raise click.exceptions.Abort(message) from error
         if settings.report is not None:
-            test, pixels = settings.test_data, settings.preprocess
             write_report(result, model, calibration, settings.report, test=test, preprocess=pixels, progress=watch)
         if as_json:
             watch.event(Event("result", _outcome(result, model, output, folder)))
@@ -77,17 +72,6 @@ def _needed(option: str, path: Path | None) -> Path:
     if path is None:
         raise RecipeError(f"--{option} is missing.", f"Give -{option[0]} PATH, or '{option}' in a recipe.")
     return path
-
-
-@contextlib.contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    """An interrupt says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        kept = f"give the same command again to go on: {folder} keeps what is finished."
-        message = f"interrupted; {kept}" if folder.is_dir() else "interrupted; nothing was written."
-        raise click.exceptions.Abort(message) from error
 
 
 def _outcome(result: Result, model: Path, output: Path, folder: Path) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from onnxcalib.cli.options import FILE, image_options
-from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from, with_options
+from onnxcalib.cli.options import FILE, image_options, with_options
+from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from
 from onnxcalib.errors import OutputError
 from onnxcalib.files import check_writable, replacing
 from onnxcalib.recipe import PRESETS, template, write_settings

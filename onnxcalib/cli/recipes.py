@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from onnxcalib.cli.options import FILE, images_from
+from onnxcalib.cli.options import TYPES, Option, flag, images_from
 from onnxcalib.errors import RecipeError
-from onnxcalib.recipe import (
-    ENUMS,
-    IMAGES,
-    KEYS,
-    PRESETS,
-    RECIPE_FIELDS,
-    Pipeline,
-    Recipe,
-    Settings,
-    parse_bits,
-    parse_choice,
-    read_options,
-    settings_of,
-)
+from onnxcalib.recipe import PRESETS, RECIPE_FIELDS, Recipe, Settings, read_options, settings_of
+from onnxcalib.recipe.choices import ENUMS, Pipeline, parse_bits, parse_choice
+from onnxcalib.recipe.keys import IMAGES, KEYS, Kind
 from onnxcalib.targets import NAMES
 
-Command = TypeVar("Command")
 WORDS: Mapping[str, Iterable[str]] = {**ENUMS, "target": NAMES}
 
 
-def _option(key: str, *names: str, **more: Any) -> Callable[[Any], Any]:
-    """An option with the key's name and help; the shell completes what the key chooses from."""
-    names = names or (f"--{key.replace('_', '-')}",)
+def _option(key: str, *names: str, **more: Any) -> Option:
+    """An option with the key's name, type and help; the shell completes what the key chooses from."""
+    kind, said = KEYS[key].kind, KEYS[key].help
     if key in WORDS:
         more["shell_complete"] = lambda _context, _option, start: [str(w) for w in WORDS[key] if w.startswith(start)]
-    return click.option(*names, help=KEYS[key].help, **more)
+    return click.option(*names or (flag(key),), type=TYPES.get(kind), multiple=kind is Kind.WORDS, help=said, **more)
 
 
 def _recipes(_context: click.Context, _option: click.Parameter, start: str) -> list[CompletionItem]:
@@ -44,27 +32,21 @@ def _recipes(_context: click.Context, _option: click.Parameter, start: str) -> l
 
 
 QUANTIZER = (
-    _option("bits"),
-    _option("edge_bits", type=int),
-    _option("block_size", type=int),
-    _option("target"),
-    _option("ranges"),
-    _option("include", multiple=True, metavar="GLOB"),
-    _option("exclude", multiple=True, metavar="GLOB"),
-    _option("seed", type=int),
-    _option("loss"),
+    *map(_option, ("bits", "edge_bits", "block_size", "target", "ranges")),
+    _option("include", metavar="GLOB"),
+    _option("exclude", metavar="GLOB"),
+    *map(_option, ("seed", "loss")),
 )
 MIXED = (
-    _option("compression", type=float, metavar="RATIO"),
-    _option("max_loss", type=float, metavar="LOSS"),
-    _option("limits", "--limit", "limits", multiple=True, metavar="COST=VALUE"),
-    _option("costs", "--cost", "costs", multiple=True, metavar="NAME=CSV"),
+    _option("compression", metavar="RATIO"),
+    _option("max_loss", metavar="LOSS"),
+    _option("limits", "--limit", "limits", metavar="COST=VALUE"),
+    _option("costs", "--cost", "costs", metavar="NAME=CSV"),
     _option("minimise", metavar="COST"),
-    _option("pins", "--pin", "pins", multiple=True, metavar="GLOB=BITS"),
+    _option("pins", "--pin", "pins", metavar="GLOB=BITS"),
 )
 PIPELINE = (
-    _option("pipeline"),
-    _option("bn_reference"),
+    *map(_option, ("pipeline", "bn_reference")),
     click.option(
         "--recipe",
         type=click.Path(),  # as typed: ./best is a file, best is the preset
@@ -73,31 +55,15 @@ PIPELINE = (
     ),
 )
 ADVANCED = (
-    _option("engine"),
-    _option("layer_optimizer"),
-    _option("training"),
-    _option("steps", type=int),
+    *map(_option, ("engine", "layer_optimizer", "training", "steps")),
     _option("strict", "--strict/--no-strict", default=None),
-    _option("workers", type=int),
+    _option("workers"),
 )
 FILES = (
-    _option("calibration", "-c", "--calibration", type=FILE),
-    _option("output", "-o", "--output", type=FILE),
-    _option("run_dir", type=FILE),
-    _option("report", type=FILE),
-    _option("test_data", type=FILE),
+    _option("calibration", "-c", "--calibration"),
+    _option("output", "-o", "--output"),
+    *map(_option, ("run_dir", "report", "test_data")),
 )
-
-
-def with_options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], Command]:
-    """Adds groups of options to a command, in their order."""
-
-    def decorate(function: Command) -> Command:
-        for option in reversed([option for group in groups for option in group]):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 def recipe_from(options: Mapping[str, Any], **fixed: Any) -> Recipe:
@@ -128,9 +94,8 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def sweep_from(options: dict[str, Any]) -> Recipe:
     """The recipe of a command that compares a list of bits and aims for nothing."""
-    if len(parse_bits(options["bits"] or "8")) == 1:
-        raise RecipeError(
-            f"--bits {options['bits'] or '8'} leaves nothing to compare.", "Give --bits a list such as w4a4,w8a8."
-        )
+    bits = options["bits"] or "8"
+    if len(parse_bits(bits)) == 1:
+        raise RecipeError(f"--bits {bits} leaves nothing to compare.", "Give --bits a list such as w4a4,w8a8.")
     # A list needs an aim; any compression that all assignments keep will do.
     return recipe_from(options, pipeline=Pipeline.LIGHT, compression=2.0)

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, progress_bar, with_runtime
-from onnxcalib.cli.recipes import QUANTIZER, sweep_from, with_options
+from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_options, with_runtime
+from onnxcalib.cli.recipes import QUANTIZER, sweep_from
 from onnxcalib.cli.tables import sensitivity_table
+from onnxcalib.cli.watch import watching
 from onnxcalib.mixed_precision.table_files import check_output, save
 from onnxcalib.pipeline.sweep import sensitivity as measure
 
@@ -29,7 +30,7 @@ def sensitivity(model: Path, calibration: Path, output: Path, **options: Any) ->
     """
     recipe = sweep_from(options)
     check_output(output)
-    with progress_bar() as progress:
+    with watching() as progress:
         measured = measure(model, calibration, recipe, preprocess=preprocess_from(options), progress=progress)
     save(measured.table, output)
     screen = console()

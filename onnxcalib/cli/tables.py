@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from onnxcalib.algorithms.batchnorm import Tuned
@@ -25,24 +25,17 @@ from onnxcalib.plan import QuantPlan
 
 def layer_table(layers: LayerList) -> Table:
     """The layer list, one row a layer."""
-    table = _table("Layers")
-    for column in ("layer", "op", "weight", "follows", "reads"):
-        table.add_column(column, overflow="fold")
-    for column in ("params", "MACs"):
-        table.add_column(column, justify="right")
+    table = _table(("layer", "op", "weight", "follows", "reads"), right=("params", "MACs"), title="Layers")
     for layer in layers.layers:
-        table.add_row(
-            layer.name, _kind(layer), "x".join(map(str, layer.weight_shape)), _followed_by(layer), layer.input,
-            f"{layer.parameters:,}", "?" if layer.macs is None else f"{layer.macs:,}",
-        )  # fmt: skip
+        weight, macs = "x".join(map(str, layer.weight_shape)), "?" if layer.macs is None else f"{layer.macs:,}"
+        told = (layer.name, _kind(layer), weight, _followed_by(layer), layer.input)
+        table.add_row(*told, f"{layer.parameters:,}", macs)
     return table
 
 
 def float_table(layers: LayerList) -> Table:
     """What stays float, and why."""
-    table = _table("Stays float")
-    for column in ("node", "op", "why"):
-        table.add_column(column, overflow="fold")
+    table = _table(("node", "op", "why"), title="Stays float")
     for node in layers.float_nodes:
         table.add_row(node.name, node.op, node.reason)
     return table
@@ -50,16 +43,13 @@ def float_table(layers: LayerList) -> Table:
 
 def evaluation_table(rows: Sequence[Evaluation]) -> Table:
     """One row a model."""
-    table = _table()
-    table.add_column("model", overflow="fold")
-    for column in ("n", "top-1 %", "agree %", "SQNR dB", "distillation", "bytes", "latency/ref", "ms"):
-        table.add_column(column, justify="right")
+    right = ("n", "top-1 %", "agree %", "SQNR dB", "distillation", "bytes", "latency/ref", "ms")
+    table = _table(("model",), right=right)
     for row in rows:
-        table.add_row(
-            row.model, str(row.samples), _number(row.top1, 2), _number(row.agreement, 2), _number(row.sqnr_db, 1),
-            _number(row.distillation_loss, 5), f"{row.bytes:,}", _number(row.latency_ratio, 2),
-            _number(row.latency_ms, 2),
-        )  # fmt: skip
+        quality = (_number(row.top1, 2), _number(row.agreement, 2), _number(row.sqnr_db, 1))
+        speed = (_number(row.latency_ratio, 2), _number(row.latency_ms, 2))
+        loss = _number(row.distillation_loss, 5)
+        table.add_row(row.model, str(row.samples), *quality, loss, f"{row.bytes:,}", *speed)
     return table
 
 
@@ -125,20 +115,15 @@ def _fall(found: Tuned | Trained | NetworkTuned) -> str:
 def sensitivity_table(table: SensitivityTable) -> Table:
     """Loss increase of each layer at each precision."""
     choices = sorted({choice for row in table.layers for choice in row.losses} - {table.base})
-    shown = _table(f"Increase of the {table.loss} loss")
-    shown.add_column("layer", overflow="fold")
-    for choice in choices:
-        shown.add_column(str(choice), justify="right")
+    shown = _table(("layer",), right=map(str, choices), title=f"Increase of the {table.loss} loss")
     for row in table.layers:
-        shown.add_row(row.layer, *(f"{row.losses[choice]:.6f}" if choice in row.losses else "-" for choice in choices))
+        shown.add_row(row.layer, *(_number(row.losses.get(choice), 6) for choice in choices))
     return shown
 
 
 def allocation_table(found: Allocation) -> Table:
     """The precision of each layer."""
-    shown = _table(f"Assignment by {found.method}")
-    shown.add_column("layer", overflow="fold")
-    shown.add_column("precision")
+    shown = _table(("layer",), ("precision",), title=f"Assignment by {found.method}")
     for name, precision in found.choices.items():
         shown.add_row(name, str(precision))
     return shown
@@ -156,35 +141,29 @@ def allocation_line(table: SensitivityTable, found: Allocation) -> str:
 
 def curve_table(points: Sequence[Point]) -> Table:
     """The compression-loss curve."""
-    shown = _table()
-    for column in ("ratio", "method", "size", "estimated loss", "measured loss"):
-        shown.add_column(column)
+    shown = _table((), ("ratio", "method", "size", "estimated loss", "measured loss"))
     for point in points:
-        shown.add_row(
-            f"{point.ratio:.4f}", point.method, f"{point.size:.4f}", f"{point.estimated_loss:.6f}",
-            _number(point.measured_loss, 6),
-        )  # fmt: skip
+        losses = (_number(loss, 6) for loss in (point.estimated_loss, point.measured_loss))
+        shown.add_row(f"{point.ratio:.4f}", point.method, f"{point.size:.4f}", *losses)
     return shown
 
 
 def comparison_table(rows: Sequence[LayerComparison]) -> Table:
     """Two files, a row a layer."""
-    shown = _table()
-    shown.add_column("layer", overflow="fold")
-    for column in ("bits A", "bits B"):
-        shown.add_column(column)
     measured = any(row.sqnr_db is not None for row in rows)
-    for column in ("SQNR A, dB", "SQNR B, dB", "B - A, dB") if measured else ("SQNR of B against A, dB",):
-        shown.add_column(column, justify="right")
+    right = ("SQNR A, dB", "SQNR B, dB", "B - A, dB") if measured else ("SQNR of B against A, dB",)
+    shown = _table(("layer",), ("bits A", "bits B"), right)
     for row in rows:
         shown.add_row(row.layer, *row.bits, *(_number(value, 1) for value in (*(row.sqnr_db or ()), row.difference_db)))
     return shown
 
 
-def _table(title: str | None = None) -> Table:
-    """A table without lines, whose title may be wider than its columns."""
+def _table(fold: Iterable[str], left: Iterable[str] = (), right: Iterable[str] = (), title: str | None = None) -> Table:
+    """A table without lines, of columns that fold, then others; its title may be wider than they are."""
     text = title and Text(title, style="table.title", no_wrap=True, overflow="ignore")
-    return Table(title=text, title_justify="left", box=None, pad_edge=False)
+    columns = [Column(name, overflow="fold") for name in fold] + [Column(name) for name in left]
+    columns += [Column(name, justify="right") for name in right]
+    return Table(*columns, title=text, title_justify="left", box=None, pad_edge=False)
 
 
 def _kind(layer: Layer) -> str:

@@ -12,22 +12,18 @@ from onnxcalib.targets import Severity, Target
 from onnxcalib.targets.reading import rules
 from onnxcalib.targets.target import widths
 
+# What a constraint says when it does not hold, and when it does.
+TYPE, SYMMETRY, ANSWER = ("u8", "s8"), ("asymmetric", "symmetric"), ("no", "yes")
+
 
 def target_table(targets: Iterable[Target]) -> Table:
     """One row a target."""
     table = Table("target", "activations", "weights", "bias", "placement", "storage", "opset", "for", box=None)
     for target in targets:
         rows = dict(constraints(target))
-        table.add_row(
-            target.name,
-            f"{rows['activations.type']} {widths(target.activation_bits)}",
-            f"{rows['weights.type']} {widths(target.weight_bits)}",
-            rows["bias.type"],
-            rows["graph.placement"],
-            rows["weights.storage"],
-            rows["graph.opset"],
-            escape(target.summary.split(":")[0]),
-        )
+        grids = (f"{rows[f'{of}.type']} {rows[f'{of}.bits']}" for of in ("activations", "weights"))
+        others = (rows[key] for key in ("bias.type", "graph.placement", "weights.storage", "graph.opset"))
+        table.add_row(target.name, *grids, *others, escape(target.summary.split(":")[0]))
     return table
 
 
@@ -61,25 +57,25 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 def constraints(target: Target) -> list[tuple[str, str]]:
     """The constraints in words, by key of the target's file."""
-    activation = "s8, u8 where nothing is negative" if target.unsigned_if_positive else _type(target.signed_activations)
+    activation = "s8, u8 where nothing is negative" if target.unsigned_if_positive else TYPE[target.signed_activations]
     channels = "per channel" if target.per_channel else "per tensor"
     if target.per_channel and len(target.per_channel_ops) < 4:
         channels += f" ({', '.join(target.per_channel_ops)})"
     return [
-        ("activations.type", f"{activation}, {_symmetry(target.symmetric_activations)}, per tensor"),
+        ("activations.type", f"{activation}, {SYMMETRY[target.symmetric_activations]}, per tensor"),
         ("activations.bits", widths(target.activation_bits)),
         ("activations.narrow", target.narrow if len(target.activation_bits) > 1 else "none"),
-        ("weights.type", f"{_type(target.signed_weights)}, {_symmetry(target.symmetric_weights)}, {channels}"),
+        ("weights.type", f"{TYPE[target.signed_weights]}, {SYMMETRY[target.symmetric_weights]}, {channels}"),
         ("weights.bits", widths(target.weight_bits)),
         ("weights.storage", target.storage),
         ("weights.weight_only_bits", _weights_alone(target)),
         ("bias.type", target.bias),
-        ("scales.power_of_two", _yes(target.power_of_two)),
-        ("scales.rounding_safe", _yes(target.rounding_safe)),
+        ("scales.power_of_two", ANSWER[target.power_of_two]),
+        ("scales.rounding_safe", ANSWER[target.rounding_safe]),
         ("graph.format", target.format),
         ("graph.placement", target.placement),
-        ("graph.float_compute", _yes(target.float_compute)),
-        ("graph.fixed_shapes", _yes(target.fixed_shapes)),
+        ("graph.float_compute", ANSWER[target.float_compute]),
+        ("graph.fixed_shapes", ANSWER[target.fixed_shapes]),
         ("graph.opset", f"{target.oldest_opset} to {target.newest_opset}, {target.opset_limit} at most"),
         ("graph.newest_ir", str(target.newest_ir)),
     ]
@@ -90,15 +86,3 @@ def _weights_alone(target: Target) -> str:
         return "none"
     ops = ", ".join(target.weight_only_ops) if len(target.weight_only_ops) < 4 else "all layers"
     return f"{widths(target.weight_only_bits)} ({ops}; blocks {target.weight_only_blocks})"
-
-
-def _type(signed: bool) -> str:
-    return "s8" if signed else "u8"
-
-
-def _symmetry(symmetric: bool) -> str:
-    return "symmetric" if symmetric else "asymmetric"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

@@ -12,16 +12,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TimeRemainingColumn
 from rich.text import Text
 
 from onnxcalib.cli.doctor import PACKAGES
@@ -39,9 +30,7 @@ class RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         """The rate, once it is known."""
         speed = task.speed
-        if not speed:
-            return Text("")
-        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each")
+        return Text("" if not speed else f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each")
 
 
 class Watch:
@@ -57,7 +46,10 @@ class Watch:
     def __call__(self, stage: str, done: int, total: int) -> None:
         """So much of a stage is done."""
         if self._as_json:
-            self._progress_event(stage, done, total)
+            now = time.monotonic()
+            if done >= total or now - self._last >= EVERY:
+                self._last = now
+                self.event(Event("progress", {"stage": stage, "done": done, "total": total}))
             return
         if self._current is not None and self._current != stage:
             self._bar.remove_task(self._tasks.pop(self._current))
@@ -103,13 +95,6 @@ class Watch:
             self._bar.update(self._shown, total=done, completed=done)
         self._current = self._shown = None
 
-    def _progress_event(self, stage: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if done < total and now - self._last < EVERY:
-            return
-        self._last = now
-        self.event(Event("progress", {"stage": stage, "done": done, "total": total}))
-
     def _log(self, event: Event) -> None:
         now = time.strftime("%H:%M:%S")
         if event.name == "start":
@@ -129,9 +114,7 @@ class Watch:
 def watching(*, verbose: bool = False, as_json: bool = False) -> Iterator[Watch]:
     """Shows what happens inside the block; errors become events too where a program listens."""
     screen = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     quiet = as_json or not screen.is_terminal
     with Progress(*columns, console=screen, disable=quiet, transient=True) as bar:
         watch = Watch(bar, verbose=verbose, as_json=as_json)
@@ -151,13 +134,8 @@ def _words(value: Any) -> str:
     return "; ".join(str(value).strip().splitlines())
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(value: Any) -> Any:
     """JSON has no infinity."""
-    return {
-        name: _finite(value)
-        if isinstance(value, Mapping)
-        else None
-        if isinstance(value, float) and not math.isfinite(value)
-        else value
-        for name, value in values.items()
-    }
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

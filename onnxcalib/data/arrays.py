@@ -61,11 +61,7 @@ class Npz:
         with _readable(path), zipfile.ZipFile(path) as archive:
             self._members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         self._copies: dict[str, Path] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the arrays."""
-        return list(self._members)
+        self.names = list(self._members)
 
     def title(self, name: str) -> str:
         """The array in a message."""

@@ -46,6 +46,14 @@ def check_axes(shape: tuple[int, ...], wanted: tuple[int | None, ...], spec: Inp
             raise DataError(message, f"Reshape, crop or pad the data to {show(wanted)}.")
 
 
+def check_counts(counts: Mapping[str, int], where: str, hint: str) -> int:
+    """The number of samples, on which all arrays agree."""
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        raise DataError(f"The arrays of {where} differ in their number of samples: {listed}.", hint)
+    return next(iter(counts.values()))
+
+
 def check_labels(labels: Array, count: int, where: str) -> Labels:
     """One class index a sample, as int64."""
     hint = "Labels are one class index, 0 or higher, for every sample."
@@ -80,24 +88,22 @@ def check_feed(item: object, inputs: Sequence[InputSpec], where: str) -> tuple[F
     check_names(given, inputs, where)
     feed = {}
     for spec in inputs:
-        array = as_array(given[spec.name], f"Array '{spec.name}' of {where}")
-        check_dtype(array.dtype, spec, f"Array '{spec.name}' of {where}")
-        check_axes(array.shape, spec.shape, spec, f"Array '{spec.name}' of {where}")
+        title = f"Array '{spec.name}' of {where}"
+        array = feed[spec.name] = as_array(given[spec.name], title)
+        check_dtype(array.dtype, spec, title)
+        check_axes(array.shape, spec.shape, spec, title)
         if array.size == 0:
-            raise DataError(f"Array '{spec.name}' of {where} is empty.", "Leave that feed out.")
-        feed[spec.name] = array
+            raise DataError(f"{title} is empty.", "Leave that feed out.")
     if LABELS in feed or LABELS not in given:
         return feed, None
     title = f"Array '{LABELS}' of {where}"
-    labels = as_array(given[LABELS], title)
-    return feed, check_labels(np.atleast_1d(labels), samples_in(feed), title)
+    return feed, check_labels(np.atleast_1d(as_array(given[LABELS], title)), samples_in(feed), title)
 
 
 def samples_in(feed: Feed) -> int:
     """The length of the batch axis if all inputs agree on it, else 1."""
-    lengths = {len(array) if array.ndim else None for array in feed.values()}
-    length = lengths.pop() if len(lengths) == 1 else None
-    return 1 if length is None else length
+    lengths = {len(array) if array.ndim else 1 for array in feed.values()}
+    return lengths.pop() if len(lengths) == 1 else 1
 
 
 def as_array(value: object, where: str) -> Array:

@@ -101,9 +101,7 @@ def from_files(
 
 def from_iterable(source: str, inputs: Sequence[InputSpec], feeds: Iterable[object]) -> FeedDataset:
     """Feeds that a Python object yields, every time it is asked; a sequence is read at any place."""
-
-    def title(number: int) -> str:
-        return f"feed {number} of the {source}"
+    title = partial(_title, f"the {source}")
 
     def items(numbers: Sequence[int]) -> Iterable[object]:
         if isinstance(feeds, Sequence):
@@ -120,11 +118,7 @@ def from_iterable(source: str, inputs: Sequence[InputSpec], feeds: Iterable[obje
 
 def from_one_shot(source: str, inputs: Sequence[InputSpec], feeds: Iterable[object]) -> FeedDataset:
     """Feeds that can be had only once: they are written to a temporary folder, one in memory at a time."""
-    spool = _Spool(inputs)
-
-    def title(number: int) -> str:
-        return f"feed {number} of the {source}"
-
+    spool, title = _Spool(inputs), partial(_title, f"the {source}")
     places, labels = _survey(feeds, inputs, source, title, spool.write)
     return FeedDataset(source, labels, places, spool.read, title)
 
@@ -140,8 +134,11 @@ def from_dataset(dataset: Dataset) -> FeedDataset:
     if dataset.labels is not None and len(dataset.labels) != samples:
         message = f"{dataset.source} has {len(dataset.labels)} labels for {samples} samples."
         raise DataError(message, "Give one label for every sample.")
-    title = f"of {dataset.source}"
-    return FeedDataset(dataset.source, dataset.labels, places, read, lambda number: f"feed {number} {title}", True)
+    return FeedDataset(dataset.source, dataset.labels, places, read, partial(_title, dataset.source), streamed=True)
+
+
+def _title(source: str, number: int) -> str:
+    return f"feed {number} of {source}"
 
 
 def _survey(
@@ -152,8 +149,7 @@ def _survey(
     keep: Callable[[int, Feed], bytes | None] = lambda _number, _feed: None,
 ) -> tuple[tuple[Place, ...], Labels | None]:
     """Check every feed once; return where each lies and the labels of all."""
-    found = []
-    labels = []
+    found, labels = [], []
     for number, item in enumerate(items):
         feed, some = check_feed(item, inputs, title(number))
         found.append((samples_in(feed), keep(number, feed)))
@@ -188,12 +184,9 @@ class _Spool:
 
     def read(self, numbers: Sequence[int]) -> Iterator[Feed]:
         for number in numbers:
-            feed = {}
-            for index, spec in enumerate(self._inputs):
-                array = np.load(self._path(number, index), allow_pickle=False)
-                # The .npy format has no name for bfloat16 and its relatives, but keeps their bytes.
-                feed[spec.name] = array.view(spec.dtype)
-            yield feed
+            arrays = (np.load(self._path(number, index), allow_pickle=False) for index in range(len(self._inputs)))
+            # The .npy format has no name for bfloat16 and its relatives, but keeps their bytes.
+            yield {spec.name: array.view(spec.dtype) for spec, array in zip(self._inputs, arrays, strict=True)}
 
     def _path(self, number: int, index: int) -> Path:
         return self._folder / f"{number}_{index}.npy"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxcalib.data.arrays import Npz, map_npy, natural
-from onnxcalib.data.check import check_axes, check_dtype, check_names
+from onnxcalib.data.check import check_axes, check_counts, check_dtype, check_names
 from onnxcalib.data.feeds import from_files
 from onnxcalib.data.images import class_folders, images_in, open_images
 from onnxcalib.data.preprocess import Preprocess
@@ -58,13 +58,12 @@ def _open_npy(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> S
     if len(inputs) != 1:
         hint = "Save .npz files with one array an input name instead."
         raise DataError(f"{folder} holds .npy files, but the model has {len(inputs)} inputs.", hint)
-    spec = inputs[0]
+    spec, titles = inputs[0], [str(file) for file in files]
 
     def load(index: int) -> Array:
-        return _batched(map_npy(files[index], str(files[index])), spec, str(files[index]))
+        return _batched(map_npy(files[index], titles[index]), spec, titles[index])
 
-    counts = [len(load(index)) for index in range(len(files))]
-    rows = FileRows([str(file) for file in files], counts, load)
+    rows = FileRows(titles, [len(load(index)) for index in range(len(files))], load)
     return join_rows(str(folder), inputs, {spec.name: rows}, None)
 
 
@@ -80,10 +79,8 @@ def _open_npz(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> D
         archive = archives[index] if counts[index] > 1 else Npz(files[index])
         return _batched(archive[spec.name], spec, archive.title(spec.name))
 
-    rows = {}
-    for spec in inputs:
-        titles = [archive.title(spec.name) for archive in archives]
-        rows[spec.name] = FileRows(titles, counts, partial(load, spec))
+    titles = {spec.name: [archive.title(spec.name) for archive in archives] for spec in inputs}
+    rows = {spec.name: FileRows(titles[spec.name], counts, partial(load, spec)) for spec in inputs}
     return join_rows(str(folder), inputs, rows, _labels(folder, archives, counts, inputs))
 
 
@@ -95,15 +92,8 @@ def _feed(file: Path) -> dict[str, Array]:
 def _samples(archive: Npz, inputs: Sequence[InputSpec]) -> int:
     """The number of samples in a file, from the headers of its arrays alone."""
     check_names(archive.names, inputs, str(archive.path))
-    counts = {}
-    for spec in inputs:
-        shape = _with_batch(*archive.header(spec.name), spec, archive.title(spec.name))
-        counts[spec.name] = shape[0]
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"'{name}' {count}" for name, count in counts.items())
-        hint = "Every array has one entry a sample."
-        raise DataError(f"The arrays of {archive.path} differ in their number of samples: {listed}.", hint)
-    return next(iter(counts.values()))
+    counts = {spec.name: _with_batch(*archive.header(spec.name), spec, archive.title(spec.name))[0] for spec in inputs}
+    return check_counts(counts, str(archive.path), "Every array has one entry a sample.")
 
 
 def _labels(folder: Path, archives: list[Npz], counts: list[int], inputs: Sequence[InputSpec]) -> Array | None:

@@ -28,7 +28,8 @@ def open_data(source: Any, inputs: Sequence[InputSpec], preprocess: Preprocess |
         return _open_path(Path(source), inputs, preprocess)
     refuse_preprocess(preprocess, f"a Python {type(source).__name__}")
     if isinstance(source, Mapping):
-        return _open_dict(source, inputs)
+        check_names(source, inputs, "the dict")
+        return _open_arrays("python dict", inputs, source, lambda name: as_array(source[name], f"Array '{name}'"))
     if callable(getattr(source, "get_next", None)):
         return from_one_shot("python data reader", inputs, _until_none(source.get_next))
     if isinstance(source, SampleDataset | FeedDataset | SteadyDataset):
@@ -54,24 +55,16 @@ def _open_path(path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess |
     refuse_preprocess(preprocess, str(path))
     archive = Npz(path)
     check_names(archive.names, inputs, str(path))
-    return from_arrays(str(path), inputs, *_arrays(archive.names, archive.__getitem__, inputs))
+    return _open_arrays(str(path), inputs, archive.names, archive.__getitem__)
 
 
-def _open_dict(source: Mapping[str, object], inputs: Sequence[InputSpec]) -> SampleDataset:
-    check_names(source, inputs, "the dict")
-
-    def get(name: str) -> Array:
-        return as_array(source[name], f"Array '{name}'")
-
-    return from_arrays("python dict", inputs, *_arrays(source, get, inputs))
-
-
-def _arrays(
-    names: Iterable[str], get: Callable[[str], Array], inputs: Sequence[InputSpec]
-) -> tuple[dict[str, Array], Array | None]:
+def _open_arrays(
+    source: str, inputs: Sequence[InputSpec], names: Iterable[str], get: Callable[[str], Array]
+) -> SampleDataset:
     """The inputs' arrays, and the labels unless the model has an input of that name."""
     arrays = {spec.name: get(spec.name) for spec in inputs}
-    return arrays, get(LABELS) if LABELS in names and LABELS not in arrays else None
+    labels = get(LABELS) if LABELS in names and LABELS not in arrays else None
+    return from_arrays(source, inputs, arrays, labels)
 
 
 def _until_none(get_next: Callable[[], object]) -> Iterator[object]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxcalib.data.arrays import give_back
-from onnxcalib.data.check import check_axes, check_dtype, check_finite, check_labels
+from onnxcalib.data.check import check_axes, check_counts, check_dtype, check_finite, check_labels
 from onnxcalib.data.spec import LABELS, Array, Feed, InputSpec, Labels, show
 from onnxcalib.errors import DataError
 
@@ -74,16 +74,14 @@ class FileRows:
 
     def _row(self, sample: int) -> Array:
         file = bisect_right(self._ends, sample)
-        row: Array = self._open(file)[sample - self._ends[file]]  # counted from the file's end
-        return row
+        return np.asarray(self._open(file)[sample - self._ends[file]])  # counted from the file's end
 
     def _open(self, file: int) -> Array:
         if self._last is None or self._last[0] != file:
             array = self._load(file)
             if len(array) != self._ends[file] - (self._ends[file - 1] if file else 0):
-                raise DataError(
-                    f"{self._titles[file]} changed while it was in use.", "Leave the data alone during a run."
-                )
+                title = self._titles[file]
+                raise DataError(f"{title} changed while it was in use.", "Leave the data alone during a run.")
             self._last = (file, array)
         return self._last[1]
 
@@ -107,11 +105,9 @@ class SampleDataset:
         """Yield feeds of `size` samples, or of the batch size that the model fixes."""
         if size < 1:
             raise DataError(f"The batch size is {size}.", "Give 1 or more.")
-        return self._batches(self.batch or size)
-
-    def _batches(self, size: int) -> Iterator[Feed]:
-        for start in range(0, len(self), size):
-            yield {name: self._read(name, self.samples[start : start + size]) for name in self.rows}
+        size = self.batch or size
+        parts = (self.samples[start : start + size] for start in range(0, len(self), size))
+        return ({name: self._read(name, part) for name in self.rows} for part in parts)
 
     def _read(self, name: str, samples: Numbers) -> Array:
         rows = self.rows[name]
@@ -148,14 +144,8 @@ def join_rows(
     whole: frozenset[str] = frozenset(),
 ) -> SampleDataset:
     """Put the samples of all inputs together, once they agree on how many there are."""
-    counts = {name: column.count for name, column in rows.items()}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"'{name}' {count}" for name, count in counts.items())
-        hint = (
-            "Every array has one entry a sample; give an input without a batch axis one axis more, as [samples, ...]."
-        )
-        raise DataError(f"The arrays of {source} differ in their number of samples: {listed}.", hint)
-    count = next(iter(counts.values()))
+    hint = "Every array has one entry a sample; give an input without a batch axis one axis more, as [samples, ...]."
+    count = check_counts({name: column.count for name, column in rows.items()}, source, hint)
     if count == 0:
         raise DataError(f"{source} holds no samples.", "Give at least one sample.")
     known = None if labels is None else check_labels(labels, count, f"Array '{LABELS}' of {source}")
@@ -183,18 +173,14 @@ def from_arrays(
     source: str, inputs: Sequence[InputSpec], arrays: Mapping[str, Array], labels: Array | None
 ) -> SampleDataset:
     """Samples from one array an input; an array with one axis more than its input holds whole tensors."""
-    rows = {}
-    whole = set()
+    rows, whole = {}, frozenset(spec.name for spec in inputs if arrays[spec.name].ndim == spec.rank + 1)
     for spec in inputs:
         array = arrays[spec.name]
         title = f"Array '{spec.name}' of {source}"
         check_dtype(array.dtype, spec, title)
         if array.ndim == 0:
             raise DataError(f"{title} is a single number.", f"Give it one axis more, as {show((None, *spec.shape))}.")
-        if array.ndim == spec.rank + 1:
-            whole.add(spec.name)
-            check_axes(array.shape, (None, *spec.shape), spec, title)
-        else:
-            check_axes(array.shape, (None, *spec.shape[1:]), spec, title)
+        sample = spec.shape if spec.name in whole else spec.shape[1:]
+        check_axes(array.shape, (None, *sample), spec, title)
         rows[spec.name] = ArrayRows(array, title)
-    return join_rows(source, inputs, rows, labels, frozenset(whole))
+    return join_rows(source, inputs, rows, labels, whole)
