@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from onnxcalib.autodiff.standard.writer import Array, NoRuleError, Shape, Writer
+from onnxcalib.autodiff.writer import Array, NoRuleError, Shape, Writer
 from onnxcalib.model.graph import attributes
 
 

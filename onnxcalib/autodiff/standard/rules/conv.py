@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxcalib.autodiff.standard.step import Rule, Step
-from onnxcalib.autodiff.standard.writer import NoRuleError, Writer
+from onnxcalib.autodiff.writer import NoRuleError, Writer
 
 # Below this many output positions one large product beats a product a sample.
 FEW_POSITIONS = 100

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 
 from onnxcalib.autodiff.standard.step import Rule, Step
-from onnxcalib.autodiff.standard.writer import FLOATS, NoRuleError
+from onnxcalib.autodiff.writer import FLOATS, NoRuleError
 
 
 def _pass(step: Step) -> None:
