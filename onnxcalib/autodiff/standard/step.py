@@ -115,6 +115,16 @@ class Step:
 Rule = Callable[[Step], None]
 
 
+def sloped(slope: Callable[[Step], str]) -> Rule:
+    """A rule from a function that writes the slope, which has the shape of the input."""
+
+    def rule(step: Step) -> None:
+        step.only(0)
+        step.grad_input(0, step.writer.op("Mul", step.small_dy.name, slope(step)))
+
+    return rule
+
+
 def full(writer: Writer, gradient: Gradient, tensor: str) -> str:
     """The gradient in the full shape of its tensor."""
     if not gradient.small:
