@@ -8,15 +8,11 @@ from onnxcalib.errors import ModelError
 class NoGradientError(ModelError):
     """A node between a parameter and the loss has no gradient rule."""
 
-    def __init__(self, op: str, node: str, reason: str = "") -> None:
+    def __init__(self, op: str, node: str, reason: str, remedy: str = "Use the training runtime") -> None:
         why = f": {reason}" if reason else ""
-        super().__init__(
-            f"No gradient can be made for {op} node '{node}'{why}.",
-            "Use the training runtime, or leave this part of the model out of the optimisation.",
-        )
-        self.op = op
-        self.node = node
-        self.reason = reason
+        hint = f"{remedy}, or leave this part of the model out of the optimisation."
+        super().__init__(f"No gradient can be made for {op} node '{node}'{why}.", hint)
+        self.op, self.node = op, node
 
 
 def gradient_name(parameter: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from onnxcalib.autodiff.standard.rules.quantize import CEILING, FakeQuantizer
-from onnxcalib.autodiff.standard.writer import Facts
+from onnxcalib.autodiff.writer import Facts
 from onnxcalib.model.graph import GraphIndex, activation_bounds, attributes
 from onnxcalib.model.io import copied
 from onnxcalib.model.loss_writer import FAKE_QUANTIZE

@@ -11,7 +11,7 @@ from onnxcalib.autodiff.standard.absorb import with_absorbed
 from onnxcalib.autodiff.standard.rules import RULES
 from onnxcalib.autodiff.standard.rules.quantize import FakeQuantizer, lower_all, quantizer_gradient
 from onnxcalib.autodiff.standard.step import Gradient, Step, full
-from onnxcalib.autodiff.standard.writer import Facts, NoRuleError, Writer
+from onnxcalib.autodiff.writer import Facts, NoRuleError, Writer
 from onnxcalib.errors import ModelError
 from onnxcalib.model.graph import GraphIndex
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from onnxcalib.autodiff.standard.writer import Array, NoRuleError, Shape, Writer
+from onnxcalib.autodiff.writer import Array, NoRuleError, Shape, Writer
 from onnxcalib.model.graph import attributes
 
 
@@ -113,6 +113,16 @@ class Step:
 
 
 Rule = Callable[[Step], None]
+
+
+def sloped(slope: Callable[[Step], str]) -> Rule:
+    """A rule from a function that writes the slope, which has the shape of the input."""
+
+    def rule(step: Step) -> None:
+        step.only(0)
+        step.grad_input(0, step.writer.op("Mul", step.small_dy.name, slope(step)))
+
+    return rule
 
 
 def full(writer: Writer, gradient: Gradient, tensor: str) -> str:

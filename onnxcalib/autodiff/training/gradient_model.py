@@ -63,11 +63,8 @@ def active_tensors(model: onnx.ModelProto, parameters: Sequence[str], loss: str)
 
 
 def _stops(node: onnx.NodeProto) -> bool:
-    return node.op_type in STOPS or (node.op_type == "Cast" and not _to_float(node))
-
-
-def _to_float(node: onnx.NodeProto) -> bool:
-    return attributes(node)["to"] in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    return node.op_type in STOPS or (node.op_type == "Cast" and attributes(node)["to"] not in floats)
 
 
 def _versioned(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -101,13 +98,8 @@ def _check_gradients(graph: onnx.GraphProto, active: set[str]) -> None:
             wanted = {position for position, name in enumerate(node.input) if name in active}
             known = wanted <= SOME_INPUTS[node.op_type] if node.op_type in SOME_INPUTS else node.op_type in EVERY_INPUT
             if not known or _has_wrong_gradient(index, node):
-                raise _no_gradient(node)
-
-
-def _no_gradient(node: onnx.NodeProto) -> NoGradientError:
-    error = NoGradientError(node.op_type, node.name or node.output[0], "ONNX Runtime training has none")
-    error.hint = "Try --engine standard, or leave this part of the model out of the optimisation."
-    return error
+                name, reason = node.name or node.output[0], "ONNX Runtime training has none"
+                raise NoGradientError(node.op_type, name, reason, "Try --engine standard")
 
 
 def _has_wrong_gradient(index: GraphIndex, node: onnx.NodeProto) -> bool:
@@ -126,11 +118,10 @@ def _build(model: onnx.ModelProto, loss: str, parameters: Sequence[str], active:
     from onnxruntime.capi._pybind_state import GradientGraphBuilder
 
     _register_gradients()
-    options = new_options()
     quantizers = [node for node in model.graph.node if node.op_type == "FakeQuant" and node.output[0] in active]
     wanted = {*parameters, *(node.input[0] for node in quantizers)}
     try:
-        builder = GradientGraphBuilder(serialized(model), {loss}, wanted, loss, options)
+        builder = GradientGraphBuilder(serialized(model), {loss}, wanted, loss, new_options())
         builder.build()
         return onnx.load_from_string(builder.get_model())
     except Exception as error:  # the runtime's exceptions share no base class but this one
@@ -147,15 +138,13 @@ def _with_gradients(
     del graph.output[:]
     graph.output.extend(model.graph.output)
     for name in parameters:
+        gradient, shape = gradient_name(name), f"{gradient_name(name)}/shape"
         if name in reached:
-            graph.node.append(onnx.helper.make_node("Identity", [f"{name}_grad"], [gradient_name(name)]))
+            graph.node.append(onnx.helper.make_node("Identity", [f"{name}_grad"], [gradient]))
         else:
-            shape = f"{gradient_name(name)}/shape"
             graph.node.append(onnx.helper.make_node("Shape", [name], [shape]))
-            graph.node.append(onnx.helper.make_node("ConstantOfShape", [shape], [gradient_name(name)]))
-        value = graph.output.add()
-        value.CopyFrom(declared[name])
-        value.name = gradient_name(name)
+            graph.node.append(onnx.helper.make_node("ConstantOfShape", [shape], [gradient]))
+        graph.output.append(onnx.ValueInfoProto(name=gradient, type=declared[name].type))
     _drop_unused_nodes(graph)
     drop_unused_initializers(graph)
     return built
@@ -163,15 +152,11 @@ def _with_gradients(
 
 def _drop_unused_nodes(graph: onnx.GraphProto) -> None:
     needed = {value.name for value in graph.output}
-    kept = []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            needed.update(GraphIndex.reads(node))
-            kept.append(node)
-    kept.reverse()
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    for place in reversed(range(len(graph.node))):
+        if needed.intersection(graph.node[place].output):
+            needed.update(GraphIndex.reads(graph.node[place]))
+        else:
+            del graph.node[place]
 
 
 @cache
@@ -179,8 +164,7 @@ def _register_gradients() -> None:
     """Gradients that the runtime lacks or cuts short; registering changes the whole process, so it happens once."""
     from onnxruntime.capi._pybind_state import register_gradient_definition
 
-    straight_through = [_step("Identity", ["GO(0)"], "GI(0)")]
-    register_gradient_definition("::Round", straight_through)
+    register_gradient_definition("::Round", [_step("Identity", ["GO(0)"], "GI(0)")])  # straight through
     softplus = [_step("Sigmoid", ["I(0)"], "slope"), _step("Mul", ["GO(0)", "slope"], "GI(0)")]
     register_gradient_definition("::Softplus", softplus)
     # The quantizer's gradient takes any mask, and a third of the time of the runtime's own gradients of these.

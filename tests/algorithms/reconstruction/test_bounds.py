@@ -9,6 +9,7 @@ import end_to_end_training as end_to_end
 import layerwise_training as layerwise
 import onnx
 import pytest
+from jobs import plan_of
 
 from models import clipped_net, op_types
 from onnxcalib import RangeMethod, Recipe, quantize
@@ -66,7 +67,7 @@ def test_ranges_of_extremes(cut: tuple[float, float], bits: str, tmp_path: Path)
 @pytest.mark.parametrize("bits", ["w3a8", "w3a4"])
 def test_training_of_single_layers(cut: tuple[float, float], bits: str, rate: float, tmp_path: Path) -> None:
     job = layerwise.job_for(clipped_net(*cut), bits)
-    plan = layerwise.plan_of(job)
+    plan = plan_of(job)
     rates = {**layerwise.QUICK.rates, part.INPUT_RANGE: rate, part.INPUT_LOW: rate}
     found, _ = layerwise.layerwise_of(job, schedule=replace(layerwise.QUICK, steps=40, rates=rates)).sequential(plan)
     assert_sound(job, found, tmp_path)
@@ -87,7 +88,7 @@ def test_training_in_parallel(optimizer: LayerOptimizer, tmp_path: Path) -> None
 @pytest.mark.parametrize("bits", ["w3a8", "w3a4"])
 def test_training_through_the_network(bits: str, rate: float, engine: Engine, tmp_path: Path) -> None:
     job = end_to_end.job_for(clipped_net(), bits)
-    plan = end_to_end.plan_of(job)
+    plan = plan_of(job)
     found = end_to_end.tuned(job, plan, engine, replace(end_to_end.QUICK_END_TO_END, scale=rate))
     assert_sound(job, found.plan, tmp_path)
     assert any(moved(plan.inputs[name], qparams) for name, qparams in found.plan.inputs.items())

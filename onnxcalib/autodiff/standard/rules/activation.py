@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import onnx
 
-from onnxcalib.autodiff.standard.step import Rule, Step
-
-
-def _sloped(slope: Callable[[Step], str]) -> Rule:
-    """A rule from a function that writes the slope, which has the shape of the input."""
-
-    def rule(step: Step) -> None:
-        step.only(0)
-        step.grad_input(0, step.writer.op("Mul", step.small_dy.name, slope(step)))
-
-    return rule
-
-
-def _relu(step: Step) -> str:
-    return step.writer.mask("Greater", step.y, 0.0)
+from onnxcalib.autodiff.standard.step import Rule, Step, sloped
 
 
 def _leaky_relu(step: Step) -> str:
@@ -45,16 +30,9 @@ def _elu(step: Step) -> str:
 
 
 def _selu(step: Step) -> str:
-    alpha, gamma = (
-        step.attribute("alpha", 1.67326319217681884765625),
-        step.attribute("gamma", 1.05070102214813232421875),
-    )
-    below = step.writer.op("Add", step.y, alpha * gamma)
+    gamma = step.attribute("gamma", 1.05070102214813232421875)
+    below = step.writer.op("Add", step.y, step.attribute("alpha", 1.67326319217681884765625) * gamma)
     return step.writer.op("Where", step.writer.op("Greater", step.x, 0.0), gamma, below)
-
-
-def _sigmoid(step: Step) -> str:
-    return step.writer.op("Sub", step.y, step.writer.op("Mul", step.y, step.y))
 
 
 def _hard_sigmoid(step: Step) -> str:
@@ -70,19 +48,11 @@ def _hard_swish(step: Step) -> str:
     return write.op("Add", gate, write.op("Mul", bend, 1.0 / 6.0))
 
 
-def _tanh(step: Step) -> str:
-    return step.writer.op("Sub", 1.0, step.writer.op("Mul", step.y, step.y))
-
-
 def _bell(step: Step, factor: float, width: float) -> str:
     """The factor times exp of minus the squared input over the width."""
     write = step.writer
     exponent = write.op("Mul", write.op("Mul", step.x, step.x), -1.0 / width)
     return write.op("Mul", write.op("Exp", exponent), factor)
-
-
-def _erf(step: Step) -> str:
-    return _bell(step, 2.0 / math.sqrt(math.pi), 1.0)
 
 
 def _gelu(step: Step) -> str:
@@ -103,10 +73,6 @@ def _gelu_tanh(step: Step) -> str:
     rest = write.op("Sub", 1.0, write.op("Mul", bent, bent))
     tail = write.op("Mul", write.op("Mul", step.x, rest), steep)
     return write.op("Mul", write.op("Add", write.op("Add", bent, 1.0), tail), 0.5)
-
-
-def _softplus(step: Step) -> str:
-    return step.writer.op("Sigmoid", step.x)
 
 
 def _mish(step: Step) -> str:
@@ -131,19 +97,19 @@ def _log_softmax(step: Step) -> None:
 
 
 ACTIVATIONS: dict[str, Rule] = {
-    "Elu": _sloped(_elu),
-    "Erf": _sloped(_erf),
-    "Gelu": _sloped(_gelu),
-    "HardSigmoid": _sloped(_hard_sigmoid),
-    "HardSwish": _sloped(_hard_swish),
-    "LeakyRelu": _sloped(_leaky_relu),
+    "Elu": sloped(_elu),
+    "Erf": sloped(lambda step: _bell(step, 2.0 / math.sqrt(math.pi), 1.0)),
+    "Gelu": sloped(_gelu),
+    "HardSigmoid": sloped(_hard_sigmoid),
+    "HardSwish": sloped(_hard_swish),
+    "LeakyRelu": sloped(_leaky_relu),
     "LogSoftmax": _log_softmax,
-    "Mish": _sloped(_mish),
+    "Mish": sloped(_mish),
     "PRelu": _prelu,
-    "Relu": _sloped(_relu),
-    "Selu": _sloped(_selu),
-    "Sigmoid": _sloped(_sigmoid),
+    "Relu": sloped(lambda step: step.writer.mask("Greater", step.y, 0.0)),
+    "Selu": sloped(_selu),
+    "Sigmoid": sloped(lambda step: step.writer.op("Sub", step.y, step.writer.op("Mul", step.y, step.y))),
     "Softmax": _softmax,
-    "Softplus": _sloped(_softplus),
-    "Tanh": _sloped(_tanh),
+    "Softplus": sloped(lambda step: step.writer.op("Sigmoid", step.x)),
+    "Tanh": sloped(lambda step: step.writer.op("Sub", 1.0, step.writer.op("Mul", step.y, step.y))),
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from onnxcalib.autodiff.standard.step import Rule, Step
-from onnxcalib.autodiff.standard.writer import NoRuleError, Writer
+from onnxcalib.autodiff.writer import NoRuleError, Writer
 
 # Below this many output positions one large product beats a product a sample.
 FEW_POSITIONS = 100
@@ -38,10 +39,8 @@ class Windows:
         if padding not in ("NOTSET", "VALID"):
             raise NoRuleError(f"auto_pad={padding} is not covered; make the pads explicit")
         pads = step.attribute("pads", [0] * 2 * rank) if padding == "NOTSET" else [0] * 2 * rank
-        strides, dilations = step.attribute("strides", ones), step.attribute("dilations", ones)
-        return cls(
-            kernel, tuple(strides), tuple(dilations), tuple(pads[:rank]), tuple(pads[rank:]), step.attribute("group", 1)
-        )
+        strides, dilations = (tuple(step.attribute(name, ones)) for name in ("strides", "dilations"))
+        return cls(kernel, strides, dilations, tuple(pads[:rank]), tuple(pads[rank:]), step.attribute("group", 1))
 
     @property
     def axes(self) -> range:
@@ -73,6 +72,13 @@ class Windows:
     def _room(self, axis: int, size: int) -> int:
         return size + self.begins[axis] + self.ends[axis] - self.spans[axis] - 1
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The attributes of a node with these windows."""
+        pads = [*self.begins, *self.ends]
+        steps = {"strides": self.strides, "dilations": self.dilations, "pads": pads}
+        return {"kernel_shape": self.kernel, **steps, "group": self.group}
+
     def taps(self) -> Iterator[tuple[int, ...]]:
         """The positions in the kernel, in order."""
         return np.ndindex(*self.kernel)
@@ -80,17 +86,8 @@ class Windows:
 
 def spread(write: Writer, windows: Windows, gradient: str, weight: str, sizes: tuple[int, ...]) -> str:
     """The transposed convolution: from the gradient of the windows to that of their input of the given sizes."""
-    return write.op(
-        "ConvTranspose",
-        gradient,
-        weight,
-        kernel_shape=windows.kernel,
-        strides=windows.strides,
-        dilations=windows.dilations,
-        pads=[*windows.begins, *windows.ends],
-        output_padding=windows.remainders(sizes),
-        group=windows.group,
-    )
+    padding = windows.remainders(sizes)
+    return write.op("ConvTranspose", gradient, weight, output_padding=padding, **windows.settings)
 
 
 def _conv(step: Step) -> None:
@@ -109,22 +106,15 @@ def _give_bias(step: Step, rank: int) -> None:
 
 
 def _input_gradient(step: Step, windows: Windows, weight: tuple[int, ...]) -> str:
-    pads = [
-        [span - pad for span, pad in zip(windows.spans, side, strict=True)] for side in (windows.begins, windows.ends)
-    ]
-    if not windows.dense or min(*pads[0], *pads[1]) < 0:
+    begins, ends = (
+        tuple(span - pad for span, pad in zip(windows.spans, side, strict=True))
+        for side in (windows.begins, windows.ends)
+    )
+    if not windows.dense or min(*begins, *ends) < 0:
         return spread(step.writer, windows, step.dy, step.input(1), step.known_dims(step.x, 2))
     # Conv with the kernel turned round has a faster kernel in the runtime than ConvTranspose.
-    transposed = _turned_round(step.writer, step.input(1), weight, windows.group)
-    return step.writer.op(
-        "Conv",
-        step.dy,
-        transposed,
-        kernel_shape=windows.kernel,
-        dilations=windows.dilations,
-        pads=[*pads[0], *pads[1]],
-        group=windows.group,
-    )
+    turned = _turned_round(step.writer, step.input(1), weight, windows.group)
+    return step.writer.op("Conv", step.dy, turned, **replace(windows, begins=begins, ends=ends).settings)
 
 
 def _turned_round(write: Writer, name: str, weight: tuple[int, ...], group: int) -> str:
@@ -152,19 +142,7 @@ def _conv_transpose(step: Step) -> None:
     if any(extra >= stride for extra, stride in zip(padding, windows.strides, strict=True)):
         raise NoRuleError("output_padding of a stride or more is not covered")
     if 0 in step.needs_grad:
-        step.grad_input(
-            0,
-            step.writer.op(
-                "Conv",
-                step.dy,
-                step.input(1),
-                kernel_shape=windows.kernel,
-                strides=windows.strides,
-                dilations=windows.dilations,
-                pads=[*windows.begins, *windows.ends],
-                group=windows.group,
-            ),
-        )
+        step.grad_input(0, step.writer.op("Conv", step.dy, step.input(1), **windows.settings))
     if 1 in step.needs_grad:
         step.grad_input(1, _weight_gradient(step, windows, step.dy, step.x, weight, step.y))
     _give_bias(step, len(weight))
@@ -259,15 +237,9 @@ def _from_convolution(write: Writer, windows: Windows, image: str, gradient: str
     samples = write.reshape(write.op("Transpose", image, perm=transposed), (1, -1, *sizes))
     # Positions that no window reaches would give taps beyond the kernel.
     spare = [min(*pair) for pair in zip(windows.ends, windows.remainders(sizes), strict=True)]
-    taps = write.op(
-        "Conv",
-        samples,
-        write.op("Transpose", gradient, perm=transposed),
-        strides=windows.dilations,
-        dilations=windows.strides,
-        pads=[*windows.begins, *(end - less for end, less in zip(windows.ends, spare, strict=True))],
-        group=windows.group,
-    )
+    pads = [*windows.begins, *(end - less for end, less in zip(windows.ends, spare, strict=True))]
+    steps: dict[str, Any] = {"strides": windows.dilations, "dilations": windows.strides, "pads": pads}
+    taps = write.op("Conv", samples, write.op("Transpose", gradient, perm=transposed), **steps, group=windows.group)
     stops, axes = write.integers(windows.kernel), write.integers(range(2, len(sizes) + 2))
     kept = write.op("Slice", taps, write.integers([0] * len(sizes)), stops, axes)
     return write.reshape(kept, (windows.group, 1, *windows.kernel))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from onnxcalib.autodiff.standard.step import Rule, Step
-from onnxcalib.autodiff.standard.writer import FLOATS, NoRuleError
+from onnxcalib.autodiff.standard.step import Rule, Step, sloped
+from onnxcalib.autodiff.writer import FLOATS, NoRuleError
 
 
 def _pass(step: Step) -> None:
@@ -16,25 +16,15 @@ def _pass(step: Step) -> None:
 
 
 def _add(step: Step) -> None:
-    for index in step.needs_grad:
-        _give_plain(step, index)
-
-
-def _sub(step: Step) -> None:
-    if 0 in step.needs_grad:
-        _give_plain(step, 0)
-    if 1 in step.needs_grad:
-        _give_plain(step, 1, "Neg")
-
-
-def _give_plain(step: Step, index: int, change: str = "") -> None:
-    """The output's gradient for one operand; negated after the sum, where it is small."""
+    """Sub too: what it takes away gets the gradient negated, after the sum, where it is small."""
     write = step.writer
-    if write.facts.same_shape(step.input(index), step.y):
-        name, small = step.small_dy.name, step.small_dy.small
-    else:
-        name, small = write.sum_to(step.dy, step.shape(step.y), step.input(index)), False
-    step.grad_input(index, write.op(change, name) if change else name, small=small)
+    for index in sorted(step.needs_grad):
+        if write.facts.same_shape(step.input(index), step.y):
+            name, small = step.small_dy.name, step.small_dy.small
+        else:
+            name, small = write.sum_to(step.dy, step.shape(step.y), step.input(index)), False
+        negated = step.node.op_type == "Sub" and index == 1
+        step.grad_input(index, write.op("Neg", name) if negated else name, small=small)
 
 
 def _mul(step: Step) -> None:
@@ -43,9 +33,8 @@ def _mul(step: Step) -> None:
     if first == second:
         step.grad_input(0, write.op("Mul", write.op("Mul", step.small_dy.name, 2.0), first))
         return
-    for index, other in ((0, second), (1, first)):
-        if index in step.needs_grad:
-            _give_product(step, index, other)
+    for index in sorted(step.needs_grad):
+        _give_product(step, index, step.input(1 - index))
 
 
 def _give_product(step: Step, index: int, other: str) -> None:
@@ -71,17 +60,9 @@ def _neg(step: Step) -> None:
     step.grad_input(0, step.writer.op("Neg", step.small_dy.name), small=step.small_dy.small)
 
 
-def _abs(step: Step) -> None:
-    step.grad_input(0, step.writer.op("Mul", step.small_dy.name, step.writer.op("Sign", step.x)))
-
-
 def _sqrt(step: Step) -> None:
     half = step.writer.op("Mul", step.small_dy.name, 0.5)
     step.grad_input(0, step.writer.op("Div", half, step.y))
-
-
-def _exp(step: Step) -> None:
-    step.grad_input(0, step.writer.op("Mul", step.small_dy.name, step.y))
 
 
 def _log(step: Step) -> None:
@@ -138,11 +119,9 @@ def _mean(step: Step) -> None:
 
 
 def _where(step: Step) -> None:
-    condition = step.x
-    if 1 in step.needs_grad:
-        step.grad_input_summed(1, step.writer.op("Where", condition, step.dy, 0.0))
-    if 2 in step.needs_grad:
-        step.grad_input_summed(2, step.writer.op("Where", condition, 0.0, step.dy))
+    for index in step.needs_grad:
+        values = (step.dy, 0.0) if index == 1 else (0.0, step.dy)
+        step.grad_input_summed(index, step.writer.op("Where", step.x, *values))
 
 
 def _cast(step: Step) -> None:
@@ -159,13 +138,13 @@ def _dropout(step: Step) -> None:
 
 
 ELEMENTWISE: dict[str, Rule] = {
-    "Abs": _abs,
+    "Abs": sloped(lambda step: step.writer.op("Sign", step.x)),
     "Add": _add,
     "Cast": _cast,
     "Clip": _clip,
     "Div": _div,
     "Dropout": _dropout,
-    "Exp": _exp,
+    "Exp": sloped(lambda step: step.y),
     "Identity": _pass,
     "Log": _log,
     "Max": _extreme,
@@ -177,7 +156,7 @@ ELEMENTWISE: dict[str, Rule] = {
     "Reciprocal": _reciprocal,
     "Round": _pass,
     "Sqrt": _sqrt,
-    "Sub": _sub,
+    "Sub": _add,
     "Sum": _add,
     "Where": _where,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxcalib.autodiff.standard.step import Rule, Step
-from onnxcalib.autodiff.standard.writer import NoRuleError, Shape
+from onnxcalib.autodiff.writer import NoRuleError, Shape
 
 
 def _matmul(step: Step) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from onnxcalib.autodiff.standard.step import Step
-from onnxcalib.autodiff.standard.writer import Facts, NoRuleError, Writer
+from onnxcalib.autodiff.writer import Facts, NoRuleError, Writer
 from onnxcalib.model.graph import attributes
 from onnxcalib.model.io import copied
 from onnxcalib.model.loss_writer import DOMAIN, FAKE_QUANTIZE

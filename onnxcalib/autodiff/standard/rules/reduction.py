@@ -9,7 +9,7 @@ import onnx
 
 from onnxcalib.autodiff.standard.rules.conv import Windows, spread
 from onnxcalib.autodiff.standard.step import Rule, Step
-from onnxcalib.autodiff.standard.writer import NoRuleError
+from onnxcalib.autodiff.writer import NoRuleError
 
 
 def _reduced(step: Step, name: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import onnx
 
 from onnxcalib.autodiff.standard.step import Rule, Step, full
-from onnxcalib.autodiff.standard.writer import Array, Dim, NoRuleError
+from onnxcalib.autodiff.writer import Array, Dim, NoRuleError
 
 
 def _reshape(step: Step) -> None:
@@ -16,8 +18,7 @@ def _reshape(step: Step) -> None:
 
 def _transpose(step: Step) -> None:
     perm = step.attribute("perm", None)
-    inverse = [int(axis) for axis in np.argsort(perm)] if perm is not None else None
-    settings = {} if inverse is None else {"perm": inverse}
+    settings: dict[str, Any] = {} if perm is None else {"perm": np.argsort(perm).tolist()}
     step.grad_input(0, step.writer.op("Transpose", step.dy, **settings))
 
 
@@ -27,7 +28,9 @@ def _concat(step: Step) -> None:
     sizes = [shape[axis] if shape is not None else None for shape in shapes]
     if any(not isinstance(size, int) for size in sizes):
         lengths = [write.op("Gather", write.op("Shape", name), write.integers([axis])) for name in step.node.input]
-        parts = write.ops("Split", len(lengths), step.dy, write.op("Concat", *lengths, axis=0), axis=axis)
+        parts = [write.fresh("gradient:Split") for _ in lengths]
+        split = [step.dy, write.op("Concat", *lengths, axis=0)]
+        write.nodes.append(onnx.helper.make_node("Split", split, parts, axis=axis))
         for index in step.needs_grad:
             step.grad_input(index, parts[index])
         return

@@ -38,15 +38,15 @@ class Facts:
     opset: int
 
     @classmethod
-    def of(cls, model: onnx.ModelProto) -> Facts:
-        """What shape inference knows; a quantizer keeps the shape of what it reads."""
+    def of(cls, model: onnx.ModelProto, batch: int | None = None) -> Facts:
+        """What shape inference knows, with a free batch of a size if one is given."""
         constants = {tensor.name: tensor for tensor in model.graph.initializer}
         for node in model.graph.node:
             if node.op_type == "Constant" and "value" in attributes(node):
                 constants[node.output[0]] = attributes(node)["value"]
         shapes: dict[str, tuple[Dim, ...]] = {name: tuple(tensor.dims) for name, tensor in constants.items()}
         types = {name: tensor.data_type for name, tensor in constants.items()}
-        for value in inferred(model):
+        for value in inferred(model, batch):
             kind = value.type.tensor_type
             types[value.name] = kind.elem_type
             if kind.HasField("shape"):
@@ -83,18 +83,10 @@ class Writer(ProtoBuilder):
         super().__init__(graph)
         self.facts = facts
 
-    def op(self, op_type: str, *inputs: Operand, **settings: Any) -> str:
+    def op(self, op_type: str, *inputs: Operand, output: str = "", **settings: Any) -> str:
         """Adds a node of one output and names that output; numbers become float constants."""
-        return self.node(op_type, self._names(inputs), f"gradient:{op_type}", **settings)
-
-    def ops(self, op_type: str, count: int, *inputs: Operand, **settings: Any) -> list[str]:
-        """Adds a node of several outputs."""
-        outputs = [self.fresh(f"gradient:{op_type}") for _ in range(count)]
-        self.nodes.append(onnx.helper.make_node(op_type, self._names(inputs), outputs, name=outputs[0], **settings))
-        return outputs
-
-    def _names(self, inputs: Sequence[Operand]) -> list[str]:
-        return [item if isinstance(item, str) else self.number(item) for item in inputs]
+        names = [item if isinstance(item, str) else self.number(item) for item in inputs]
+        return self._append(op_type, names, output or self.fresh(f"gradient:{op_type}"), settings)
 
     def array(self, value: Array) -> str:
         """The name of a constant."""
