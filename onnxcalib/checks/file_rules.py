@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxcalib.checks.rule import Hits, Scene, rule
-from onnxcalib.checks.view import Quantizer
+from onnxcalib.checks.view import Quantizer, label
 from onnxcalib.model.io import opset_of
 
 INTEGER_OPS = {
@@ -76,4 +76,4 @@ def _shared_codes(scene: Scene) -> Hits:
         if it.kind == "dequantize" and scene.view.initializer(name) is not None:
             before = first.setdefault(name, it)
             if before.node.input[1] != it.node.input[1]:
-                yield it.node, f"'{name}' has another scale in '{before.node.name or before.node.output[0]}'"
+                yield it.node, f"'{name}' has another scale in '{label(before.node)}'"

@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import onnx
 
-from onnxcalib.checks.rule import FINDERS, Hits, Scene, rule
-from onnxcalib.checks.view import LayerView, Quantizer, View
+from onnxcalib.checks.rule import Hits, Scene, Teller, of_type, rule, rules_about
+from onnxcalib.checks.view import Quantizer, View, label
 from onnxcalib.model.graph import attributes
 from onnxcalib.model.placement import ABSORBED_OPS, RESULT_OPS
 
 WEIGHT_TYPES = {"s8": "s8", "u8": "u8", "s4": "s4", "u4": "u4"}
+INT4 = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
 JOINING_OPS = ("Add", "Mul", "Concat")
 
 
-def weights(view: View) -> Iterator[tuple[LayerView, Quantizer]]:
-    """Layers with quantized stored weights."""
-    for layer in view.layers:
-        if layer.weight is not None and layer.weight.constant:
-            yield layer, layer.weight
+def weights(scene: Scene, *, alone: bool | None = None) -> Iterator[tuple[onnx.NodeProto, Quantizer]]:
+    """Layers with quantized stored weights; alone or not alone, all of them where it does not matter."""
+    for layer in scene.view.layers:
+        weight = layer.weight
+        if weight is not None and weight.constant and alone in (None, scene.takes_alone(weight)):
+            yield layer.node, weight
+
+
+def biases(scene: Scene) -> Iterator[tuple[onnx.NodeProto, Quantizer]]:
+    """Layers with a bias of int32."""
+    return ((it.node, it.bias) for it in scene.view.layers if it.bias is not None and it.bias.type == "s32")
+
+
+WEIGHT_RULES: Mapping[str, Teller] = {
+    "weight-zero-point": lambda it: "" if it.zero_is_zero else "the zero point of its weight is not 0",
+    "per-channel-weight": lambda it: f"{it.channels} scales" if it.channels > 1 else "",
+}
+ALONE_RULES: Mapping[str, Teller] = {
+    "unblocked-weight": lambda it: (
+        f"its s4 weight has {it.channels} scales and no blocks" if it.type == "s4" and not it.block else ""
+    ),
+}
+TYPE_RULES = {f"{kind}-weight": of_type(kind, "its weight", WEIGHT_TYPES) for kind in ("u8", "s4", "u4", "other")}
+BIAS_RULES: Mapping[str, Teller] = {
+    "integer-bias": lambda _: "its bias is int32",
+    "bias-zero-point": lambda it: "" if it.zero_is_zero else "the zero point of its bias is not 0",
+}
+rules_about(weights, WEIGHT_RULES)
+rules_about(partial(weights, alone=True), ALONE_RULES)
+rules_about(partial(weights, alone=False), TYPE_RULES)
+rules_about(biases, BIAS_RULES)
 
 
 @rule("float-layer")
@@ -46,53 +74,42 @@ def _computed_product(scene: Scene) -> Hits:
 
 @rule("weight-axis")
 def _weight_axis(scene: Scene) -> Hits:
-    for layer, weight in weights(scene.view):
+    direct = {layer.node.output[0] for layer in scene.view.layers if layer.weight_is_direct}
+    for node, weight in weights(scene):
         tensor = scene.view.initializer(weight.node.input[0])
         rank = len(tensor.dims) if tensor is not None else None
-        if weight.channels == 1 or weight.kind == "quant" or weight.block or not layer.weight_is_direct:
+        if weight.channels == 1 or weight.kind == "quant" or weight.block or node.output[0] not in direct:
             continue
-        wanted = _output_axis(layer.node, rank)
+        wanted = _output_axis(node, rank)
         found = weight.axis + rank if weight.axis < 0 and rank is not None else weight.axis
         if wanted is not None and found != wanted:
-            yield (
-                layer.node,
-                f"its weight is scaled along axis {weight.axis}, and its output channels are axis {wanted}",
-            )
-
-
-@rule("weight-zero-point")
-def _weight_zero_point(scene: Scene) -> Hits:
-    for layer, weight in weights(scene.view):
-        if not weight.zero_is_zero:
-            yield layer.node, "the zero point of its weight is not 0"
-
-
-@rule("per-channel-weight")
-def _per_channel_weight(scene: Scene) -> Hits:
-    return ((layer.node, f"{weight.channels} scales") for layer, weight in weights(scene.view) if weight.channels > 1)
+            yield node, f"its weight is scaled along axis {weight.axis}, and its output channels are axis {wanted}"
 
 
 @rule("missing-zero-point")
 def _missing_zero_point(scene: Scene) -> Hits:
-    for layer, weight in weights(scene.view):
-        if not weight.has_zero and not scene.takes_alone(weight) and layer.node.op_type in ("Gemm", "MatMul"):
-            yield layer.node, "its weight is dequantized without a zero point"
+    for node, weight in weights(scene, alone=False):
+        if not weight.has_zero and node.op_type in ("Gemm", "MatMul"):
+            yield node, "its weight is dequantized without a zero point"
 
 
 @rule("packed-weight")
 def _packed_weight(scene: Scene) -> Hits:
-    for layer, weight in weights(scene.view):
-        node = scene.view.maker(weight.node.input[0])
-        if node is not None and node.op_type != "QuantizeLinear" and not _is_int4_cast(scene.view, node):
-            yield layer.node, "standard ops compute the quantized values of its weight"
+    computed = _computed_weights(scene)
+    return ((node, "standard ops compute the quantized values of its weight") for node, cast in computed if not cast)
 
 
 @rule("int4-cast")
 def _int4_cast(scene: Scene) -> Hits:
-    for layer, weight in weights(scene.view):
-        node = scene.view.maker(weight.node.input[0])
-        if node is not None and _is_int4_cast(scene.view, node):
-            yield layer.node, "its weight is cast from int4"
+    return ((node, "its weight is cast from int4") for node, cast in _computed_weights(scene) if cast)
+
+
+def _computed_weights(scene: Scene) -> Iterator[tuple[onnx.NodeProto, bool]]:
+    """Layers whose quantized weights are computed from stored values, and whether a Cast of int4 alone does it."""
+    for node, weight in weights(scene):
+        maker = scene.view.maker(weight.node.input[0])
+        if maker is not None and maker.op_type != "QuantizeLinear":
+            yield node, maker.op_type == "Cast" and scene.view.element_type(maker.input[0]) in INT4
 
 
 @rule("float-bias")
@@ -100,20 +117,6 @@ def _float_bias(scene: Scene) -> Hits:
     for layer in scene.view.layers:
         if layer.quantized and layer.float_bias and layer.node.op_type in scene.target.bias_ops:
             yield layer.node, "its bias is float"
-
-
-@rule("integer-bias")
-def _integer_bias(scene: Scene) -> Hits:
-    for layer in scene.view.layers:
-        if layer.bias is not None and layer.bias.type == "s32":
-            yield layer.node, "its bias is int32"
-
-
-@rule("bias-zero-point")
-def _bias_zero_point(scene: Scene) -> Hits:
-    for layer in scene.view.layers:
-        if layer.bias is not None and layer.bias.type == "s32" and not layer.bias.zero_is_zero:
-            yield layer.node, "the zero point of its bias is not 0"
 
 
 @rule("bias-scale")
@@ -159,31 +162,9 @@ def _float_shortcut(scene: Scene) -> Hits:
 
 @rule("weight-only-conv")
 def _weight_only_conv(scene: Scene) -> Hits:
-    for layer, weight in weights(scene.view):
-        if scene.takes_alone(weight) and layer.node.op_type in ("Conv", "ConvTranspose"):
-            yield layer.node, f"its weight is {weight.type}, its input float"
-
-
-@rule("unblocked-weight")
-def _unblocked_weight(scene: Scene) -> Hits:
-    for layer, weight in weights(scene.view):
-        if scene.takes_alone(weight) and weight.type == "s4" and not weight.block:
-            yield layer.node, f"its s4 weight has {weight.channels} scales and no blocks"
-
-
-def _weights_of_type(wanted: str) -> None:
-    def finder(scene: Scene) -> Hits:
-        for layer, weight in weights(scene.view):
-            if scene.takes_alone(weight):
-                continue
-            if weight.type is not None and WEIGHT_TYPES.get(weight.type, "other") == wanted:
-                yield layer.node, f"its weight is {weight.type}"
-
-    FINDERS[f"{wanted}-weight"] = finder
-
-
-for _type in ("u8", "s4", "u4", "other"):
-    _weights_of_type(_type)
+    for node, weight in weights(scene, alone=True):
+        if node.op_type in ("Conv", "ConvTranspose"):
+            yield node, f"its weight is {weight.type}, its input float"
 
 
 def _output_axis(node: onnx.NodeProto, rank: int | None) -> int | None:
@@ -191,13 +172,6 @@ def _output_axis(node: onnx.NodeProto, rank: int | None) -> int | None:
         return None if rank is None else rank - 1
     transposed = node.op_type == "Gemm" and attributes(node).get("transB", 0)
     return 0 if node.op_type == "Conv" or transposed else 1
-
-
-def _is_int4_cast(view: View, node: onnx.NodeProto) -> bool:
-    return node.op_type == "Cast" and view.element_type(node.input[0]) in (
-        onnx.TensorProto.INT4,
-        onnx.TensorProto.UINT4,
-    )
 
 
 def _float_reader(view: View, name: str) -> str | None:
@@ -208,7 +182,7 @@ def _float_reader(view: View, name: str) -> str | None:
         if reader.op_type in ("QuantizeLinear", "Quant"):
             continue
         if reader.op_type not in ABSORBED_OPS:
-            return f"{reader.op_type} '{reader.name or reader.output[0]}'"
+            return f"{reader.op_type} '{label(reader)}'"
         after = _float_reader(view, reader.output[0])
         if after is not None:
             return after

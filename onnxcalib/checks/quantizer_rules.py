@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
+import onnx
 
-from onnxcalib.checks.rule import FINDERS, Hits, Scene, rule
+from onnxcalib.checks.rule import Hits, Scene, Teller, of_type, rule, rules_about
 from onnxcalib.checks.view import PASSING_OPS, TYPES, Array, Quantizer, View, label
 
 ACTIVATION_TYPES = {"u8": "u8", "s8": "s8", "u4": "u4", "s4": "u4", "u16": "u16", "s16": "u16"}
 
 
-def activations(view: View) -> Iterator[Quantizer]:
+def quantizers(scene: Scene) -> Iterator[tuple[onnx.NodeProto, Quantizer]]:
+    """All that there are."""
+    return ((it.node, it) for it in scene.view.quantizers.values())
+
+
+def activations(scene: Scene) -> Iterator[tuple[onnx.NodeProto, Quantizer]]:
     """What quantizes something that is computed."""
-    return (it for it in view.quantizers.values() if not it.constant and it.kind != "dequantize")
+    return ((node, it) for node, it in quantizers(scene) if not it.constant and it.kind != "dequantize")
 
 
-@rule("scale-not-positive")
-def _scale_not_positive(scene: Scene) -> Hits:
-    for it in scene.view.quantizers.values():
-        if it.scale is not None and not (np.isfinite(it.scale).all() and (it.scale > 0).all()):
-            yield it.node, f"scale {it.scale.reshape(-1)[np.argmin(np.nan_to_num(it.scale.reshape(-1), nan=-1.0))]:g}"
+def _bad_scale(it: Quantizer) -> str:
+    if it.scale is None or (np.isfinite(it.scale).all() and (it.scale > 0).all()):
+        return ""
+    return f"scale {it.scale.reshape(-1)[np.argmin(np.nan_to_num(it.scale.reshape(-1), nan=-1.0))]:g}"
 
 
-@rule("computed-scale")
-def _computed_scale(scene: Scene) -> Hits:
-    for it in scene.view.quantizers.values():
-        if it.scale is None or (it.has_zero and it.zero is None):
-            yield it.node, "its scale or zero point is not a constant"
+def _zero_point_shape(it: Quantizer) -> str:
+    if it.scale is None or it.zero is None or it.kind == "quant" or it.scale.size == it.zero.size:
+        return ""
+    return f"{it.scale.size} scales, {it.zero.size} zero points"
+
+
+QUANTIZER_RULES: Mapping[str, Teller] = {
+    "scale-not-positive": _bad_scale,
+    "zero-point-shape": _zero_point_shape,
+    "computed-scale": lambda it: (
+        "its scale or zero point is not a constant" if it.scale is None or (it.has_zero and it.zero is None) else ""
+    ),
+    "power-of-two": lambda it: (
+        "" if it.scale is None or np.all(np.frexp(it.scale)[0] == 0.5) else f"scale {it.scale.reshape(-1)[0]:g}"
+    ),
+}
+ACTIVATION_RULES: Mapping[str, Teller] = {
+    "per-channel-activation": lambda it: f"{it.channels} scales" if it.channels > 1 else "",
+    "activation-zero-point": lambda it: (
+        "" if it.zero is None or it.zero_is_zero else f"zero point {it.zero.reshape(-1)[0]:g}"
+    ),
+}
+ACTIVATION_TYPE_RULES = {
+    f"{kind}-activation": of_type(kind, "its input", ACTIVATION_TYPES) for kind in ("u8", "s8", "u4", "u16", "other")
+}
+rules_about(quantizers, QUANTIZER_RULES)
+rules_about(activations, {**ACTIVATION_RULES, **ACTIVATION_TYPE_RULES})
+
+
+@rule("blocked-scales")
+def _blocked_scales(scene: Scene) -> Hits:
+    return ((node, f"blocks of {it.block}") for node, it in quantizers(scene) if it.block and not scene.takes_alone(it))
 
 
 @rule("zero-point-type")
@@ -37,17 +69,8 @@ def _zero_point_type(scene: Scene) -> Hits:
         if it.kind == "dequantize" and it.has_zero:
             quantized, zero = (scene.view.element_type(it.node.input[place]) for place in (0, 2))
             if quantized is not None and zero is not None and quantized != zero:
-                yield (
-                    it.node,
-                    f"its input is {TYPES.get(quantized, quantized)}, the zero point is {TYPES.get(zero, zero)}",
-                )
-
-
-@rule("zero-point-shape")
-def _zero_point_shape(scene: Scene) -> Hits:
-    for it in scene.view.quantizers.values():
-        if it.scale is not None and it.zero is not None and it.kind != "quant" and it.scale.size != it.zero.size:
-            yield it.node, f"{it.scale.size} scales, {it.zero.size} zero points"
+                read, given = (TYPES.get(kind, kind) for kind in (quantized, zero))
+                yield it.node, f"its input is {read}, the zero point is {given}"
 
 
 @rule("scale-length")
@@ -60,12 +83,6 @@ def _scale_length(scene: Scene) -> Hits:
             yield it.node, f"axis {it.axis} of a tensor of {len(tensor.dims)} axes"
         elif tensor.dims[it.axis] != it.channels:
             yield it.node, f"{it.channels} scales for {tensor.dims[it.axis]} channels"
-
-
-@rule("blocked-scales")
-def _blocked_scales(scene: Scene) -> Hits:
-    blocked = (it for it in scene.view.quantizers.values() if it.block and not scene.takes_alone(it))
-    return ((it.node, f"blocks of {it.block}") for it in blocked)
 
 
 @rule("dangling-quantize")
@@ -95,25 +112,6 @@ def _pair_mismatch(scene: Scene) -> Hits:
             yield it.node, f"another grid than that of '{label(before.node)}'"
 
 
-@rule("per-channel-activation")
-def _per_channel_activation(scene: Scene) -> Hits:
-    return ((it.node, f"{it.channels} scales") for it in activations(scene.view) if it.channels > 1)
-
-
-@rule("activation-zero-point")
-def _activation_zero_point(scene: Scene) -> Hits:
-    for it in activations(scene.view):
-        if not it.zero_is_zero and it.zero is not None:
-            yield it.node, f"zero point {it.zero.reshape(-1)[0]:g}"
-
-
-@rule("power-of-two")
-def _power_of_two(scene: Scene) -> Hits:
-    for it in scene.view.quantizers.values():
-        if it.scale is not None and np.any(np.frexp(it.scale)[0] != 0.5):
-            yield it.node, f"scale {it.scale.reshape(-1)[0]:g}"
-
-
 @rule("clipped-codes")
 def _clipped_codes(scene: Scene) -> Hits:
     for node in scene.view.graph.node:
@@ -125,7 +123,7 @@ def _clipped_codes(scene: Scene) -> Hits:
 @rule("clipped-values")
 def _clipped_values(scene: Scene) -> Hits:
     """Less than half of the quantized values are left."""
-    for it in activations(scene.view):
+    for _, it in activations(scene):
         maker = scene.view.maker(it.node.input[0])
         if maker is None or maker.op_type != "Clip" or it.kind != "quantize" or it.channels > 1 or it.scale is None:
             continue
@@ -135,19 +133,6 @@ def _clipped_values(scene: Scene) -> Hits:
             left = float((bounds[1] - bounds[0]).reshape(-1)[0]) / step if step > 0 else np.inf
             if left < 127:
                 yield maker, f"{left + 1:.0f} of the quantized values are left"
-
-
-def _activations_of_type(wanted: str) -> None:
-    def finder(scene: Scene) -> Hits:
-        for it in activations(scene.view):
-            if it.type is not None and ACTIVATION_TYPES.get(it.type, "other") == wanted:
-                yield it.node, f"its input is {it.type}"
-
-    FINDERS[f"{wanted}-activation"] = finder
-
-
-for _type in ("u8", "s8", "u4", "u16", "other"):
-    _activations_of_type(_type)
 
 
 def _is_dequantized(view: View, name: str) -> bool:

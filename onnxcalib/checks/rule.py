@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -28,6 +28,8 @@ class Scene:
 
 
 Finder = Callable[[Scene], Hits]
+Reading = Callable[[Scene], Iterable[tuple[onnx.NodeProto, Quantizer]]]  # quantizers with the nodes they are named by
+Teller = Callable[[Quantizer], str]  # what is special about a quantizer; empty: nothing
 FINDERS: dict[str, Finder] = {}
 
 
@@ -40,3 +42,18 @@ def rule(name: str) -> Callable[[Finder], Finder]:
         return finder
 
     return register
+
+
+def rules_about(read: Reading, tellers: Mapping[str, Teller]) -> None:
+    """Registers rules that look at one quantizer at a time."""
+
+    def finder(tell: Teller) -> Finder:
+        return lambda scene: ((node, what) for node, it in read(scene) if (what := tell(it)))
+
+    for name, tell in tellers.items():
+        rule(name)(finder(tell))
+
+
+def of_type(wanted: str, words: str, names: Mapping[str, str]) -> Teller:
+    """Tells of quantized values whose type goes by the wanted name; a type without a name is another."""
+    return lambda it: f"{words} is {it.type}" if it.type and names.get(it.type, "other") == wanted else ""

@@ -176,22 +176,11 @@ class View:
         )
 
     def _layer(self, node: onnx.NodeProto) -> LayerView:
-        weight = self.quantizer_of(node.input[1])
-        maker = self.maker(node.input[1])
-        indirect = None
+        activation, weight, *biases = (self.quantizer_of(name) for name in node.input if name)
+        maker, direct, constant = self.maker(node.input[1]), weight is not None, self.is_constant(node.input[1])
         if weight is None and maker is not None and maker.op_type in ("Reshape", "Transpose"):
-            indirect = self.quantizer_of(maker.input[0])
-        bias = node.input[2] if len(node.input) > 2 else ""
-        read = self.quantizer_of(bias) if bias else None
-        return LayerView(
-            node,
-            self.quantizer_of(node.input[0]),
-            weight or indirect,
-            weight is not None,
-            self.is_constant(node.input[1]),
-            read,
-            bool(bias) and read is None,
-        )
+            weight = self.quantizer_of(maker.input[0])
+        return LayerView(node, activation, weight, direct, constant, next(iter(biases), None), biases == [None])
 
 
 def views_of(graph: onnx.GraphProto, outer: View | None = None) -> Iterator[View]:

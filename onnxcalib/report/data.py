@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import platform
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from onnxcalib.analysis.evaluate import Evaluation
 from onnxcalib.analysis.histograms import LayerHistograms, RangeHistogram
@@ -108,15 +106,13 @@ def byte_rows(path: Path) -> ReportData:
 
 def asked(recipe: Recipe) -> str:
     """What a person asked for, in a line."""
-    told = ("pipeline", "bits", "target")
-    default = Recipe()
-    values = {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)}
-    chosen = {name: value for name, value in values.items() if name in told or value != getattr(default, name)}
-    return ", ".join(f"{name.replace('_', ' ')} {_words(value)}" for name, value in chosen.items())
-
-
-def _words(value: Any) -> str:
-    return " and ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    told, default, chosen = ("pipeline", "bits", "target"), Recipe(), []
+    for name in (each.name for each in dataclasses.fields(recipe)):
+        value = getattr(recipe, name)
+        if name in told or value != getattr(default, name):
+            words = " and ".join(map(str, value)) if isinstance(value, tuple) else value
+            chosen.append(f"{name.replace('_', ' ')} {words}")
+    return ", ".join(chosen)
 
 
 def repeat(recipe: Recipe, model: Path, output: Path, calibration: Dataset, shown: str) -> ReportData:
@@ -157,8 +153,3 @@ def data_hash(data: Dataset) -> str:
             digest.update(f"{name} {value.dtype} {value.shape} ".encode())
             digest.update(value.tobytes())
     return digest.hexdigest()
-
-
-def to_json(numbers: ReportData) -> str:
-    """The numbers as text."""
-    return json.dumps(numbers, indent=1, allow_nan=False) + "\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from onnxcalib.analysis.layer_rows import ReportData, worst_rows
@@ -32,26 +32,19 @@ def draw(report: ReportData) -> dict[str, Picture]:
     makers: tuple[Callable[[ReportData], Drawing | None], ...] = (
         bits, sensitivity, curve, noise, hurting, histograms, tuning, size,
     )  # fmt: skip
-    pictures = {}
     with pyplot().rc_context(STYLE):
-        for maker in makers:
-            drawn = maker(report)
-            if drawn is not None:
-                pictures[drawn.name] = finish(drawn)
-    return pictures
+        return {drawn.name: finish(drawn) for maker in makers if (drawn := maker(report)) is not None}
 
 
 def bits(report: ReportData) -> Drawing | None:
     """Weight and activation bits along the network."""
     rows = report["layers"]
     drawn, (top, bottom) = drawing("bits", "Bits of every layer, from input to output", 3.9, 2, sharex=True)
+    wide = 0.86 if len(rows) <= FEW else 1.0
     for axes, key, what in ((top, "weight_bits", "weights"), (bottom, "activation_bits", "activations")):
-        highest = max(8, *(row[key] for row in rows))
-        colours = [BIT_COLOURS.get(row[key], MUTED) for row in rows]
-        wide = 0.86 if len(rows) <= FEW else 1.0
-        bars = axes.bar(
-            range(len(rows)), [row[key] for row in rows], width=wide, color=colours, edgecolor=colours, lw=0.3
-        )
+        widths = [row[key] for row in rows]
+        highest, colours = max(8, *widths), [BIT_COLOURS.get(bit, MUTED) for bit in widths]
+        bars = axes.bar(range(len(rows)), widths, width=wide, color=colours, edgecolor=colours, lw=0.3)
         for bar, row in zip(bars, rows, strict=True):
             drawn.tip(bar, f"{row['layer']}: {row['bits']}, {row['bytes']:,} bytes of weights")
         axes.set_ylabel(f"bits of {what}")
@@ -74,14 +67,12 @@ def sensitivity(report: ReportData) -> Drawing | None:
     floor = max(min(value for value in values if value) / 2, max(values) / 1e4)
     caption = f"Increase of the {table['loss']} loss when one layer alone leaves {table['base']}"
     drawn, axes = drawing("sensitivity", caption, 3.6)
-    looks = zip(choices, (FIRST, SECOND, THIRD, MUTED, INK), "osD^v", strict=False)
-    for choice, colour, marker in looks:
+    wide = 5 if len(table["layers"]) <= FEW else 3
+    for choice, colour, marker in zip(choices, (FIRST, SECOND, THIRD, MUTED, INK), "osD^v", strict=False):
         for place, row in enumerate(table["layers"]):
             if choice in row["losses"]:
                 loss = row["losses"][choice]
-                (dot,) = axes.plot(
-                    [place], [max(loss, floor)], marker, color=colour, ms=5 if len(table["layers"]) <= FEW else 3
-                )
+                (dot,) = axes.plot([place], [max(loss, floor)], marker, color=colour, ms=wide)
                 drawn.tip(dot, f"{row['layer']} at {choice}: {loss:.3g}")
         axes.plot([], [], marker, color=colour, label=choice)
     axes.set_yscale("log")
@@ -104,9 +95,8 @@ def curve(report: ReportData) -> Drawing | None:
         mine = [point for point in points if point["method"] == method]
         sizes, lost = [point["size"] for point in mine], [max(point["loss"], 1e-12) for point in mine]
         axes.plot(sizes, lost, line, color=colours[method], marker=marker, label=method, ms=4, lw=1.4)
-    (star,) = axes.plot(
-        [chosen["size"]], [max(chosen["estimated_loss"], 1e-12)], "*", color=THIRD, ms=15, label="chosen", zorder=5
-    )
+    place = [chosen["size"]], [max(chosen["estimated_loss"], 1e-12)]
+    (star,) = axes.plot(*place, "*", color=THIRD, ms=15, label="chosen", zorder=5)
     losses = f"loss {chosen['estimated_loss']:.4g} estimated, {chosen['measured_loss']:.4g} measured"
     drawn.tip(star, f"size {chosen['size']:.4f}, {losses}")
     axes.set_yscale("log")
@@ -156,11 +146,7 @@ def hurting(report: ReportData) -> Drawing | None:
         (bar,) = axes.barh([place], [share], color=BIT_COLOURS.get(row["weight_bits"], MUTED), height=0.72)
         drawn.tip(bar, f"{row['layer']} ({row['bits']}): {share:.1f} % of the loss of all layers one by one")
         _beside(axes, row["bits"], share, place)
-    axes.set_yticks(range(len(rows)), [short(row["layer"]) for row in rows])
-    axes.invert_yaxis()
-    axes.margins(x=0.08)
-    axes.set_xlabel("% of the loss of all layers one by one")
-    axes.grid(axis="x")
+    _downwards(axes, [short(row["layer"]) for row in rows], "% of the loss of all layers one by one", 0.08)
     return drawn
 
 
@@ -204,11 +190,7 @@ def tuning(report: ReportData) -> Drawing | None:
         axes.barh(places, [row[key] for row in rows], height=0.36, color=colour, label=key)
         for place, row in zip(places, rows, strict=True):
             _beside(axes, f"{row[key]:.3g}", row[key], place)
-    axes.set_yticks(range(len(rows)), [row["stage"] for row in rows])
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set_xlabel("loss")
-    axes.grid(axis="x")
+    _downwards(axes, [row["stage"] for row in rows], "loss")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return drawn
 
@@ -223,13 +205,18 @@ def size(report: ReportData) -> Drawing | None:
         (bar,) = axes.barh([place], [count], color=FIRST, height=0.72)
         drawn.tip(bar, f"{name}: {count:,} bytes")
         _beside(axes, f"{count:,}", count, place)
-    axes.set_yticks(range(len(parts)), list(parts))
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set_xlabel("bytes")
+    _downwards(axes, list(parts), "bytes")
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(axis="x")
     return drawn
+
+
+def _downwards(axes: Any, names: Sequence[str], unit: str, margin: float = 0.12) -> None:
+    """Names the bars, first on top, and the axis below them."""
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.margins(x=margin)
+    axes.set_xlabel(unit)
+    axes.grid(axis="x")
 
 
 def _beside(axes: Any, text: str, value: float, place: float) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,8 @@ def write_report(
         own = open_data(calibration, specs, preprocess)
         other = None if test is None else open_data(test, specs, preprocess)
         shown = source.name if isinstance(model, onnx.ModelProto) else str(model)
-        found = _gather(_Run(result, source, output, own, shown), other, progress)
+        found = _gather(result, source, output, own, other, progress)
+        found["repeat"] = collect.repeat(result.recipe, source, output, own, shown)
     publish(found, path)
     return found
 
@@ -84,25 +85,17 @@ def publish(found: ReportData, path: Path) -> None:
     for picture in pictures.values():
         _write(folder / f"{picture.name}.svg", picture.svg.encode())
         _write(folder / f"{picture.name}.png", picture.png)
-    _write(path.with_suffix(".json"), collect.to_json(found).encode())
+    _write(path.with_suffix(".json"), f"{json.dumps(found, indent=1, allow_nan=False)}\n".encode())
     _write(path, page(found, pictures).encode())
 
 
-@dataclass(frozen=True)
-class _Run:
-    result: Result
-    model: Path
-    output: Path
-    calibration: Dataset
-    shown: str  # the model as the user knows it
-
-
-def _gather(run: _Run, test: Dataset | None, progress: Progress) -> ReportData:
-    result, data = run.result, run.calibration
+def _gather(
+    result: Result, model: Path, output: Path, data: Dataset, test: Dataset | None, progress: Progress
+) -> ReportData:
     mixed = shuffled(data, result.recipe.seed)  # of which the first few are looked at
     measured_on = data if test is None else test
-    evaluations = evaluate_files([run.model, run.output], measured_on, run.model, progress)
-    prepared = equalized_as(read_prepared(run.model, find_target(result.recipe.target)), result.model)
+    evaluations = evaluate_files([model, output], measured_on, model, progress)
+    prepared = equalized_as(read_prepared(model, find_target(result.recipe.target)), result.model)
     listed, file = find_layers(prepared), read_quantized(result.model)
     diagnosis = diagnose(prepared, listed.layers, file, mixed, progress)
     rows = layer_rows(file, listed, diagnosis)
@@ -118,8 +111,7 @@ def _gather(run: _Run, test: Dataset | None, progress: Progress) -> ReportData:
         **collect.mixed_precision_data(result),
         "stages": collect.stage_rows(result),
         "histograms": collect.histogram_rows(layer_histograms(prepared, worst, file, mixed)) if worst else [],
-        "bytes": collect.byte_rows(run.output),
-        "repeat": collect.repeat(result.recipe, run.model, run.output, data, run.shown),
+        "bytes": collect.byte_rows(output),
     }
 
 

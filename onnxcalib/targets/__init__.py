@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from onnxcalib.errors import RecipeError, near
-from onnxcalib.targets.reading import parse_target, read_toml
+from onnxcalib.targets.reading import read_target
 from onnxcalib.targets.target import Bias, Format, Narrow, Placement, Severity, Storage, Target, Verdict
 
 NAMES = ("ort", "ort-compat", "openvino", "rknn", "tensorrt", "qnn", "xnnpack", "vitis", "qonnx", "paper")
@@ -29,8 +29,7 @@ __all__ = [
 def _shipped() -> dict[str, Target]:
     known: dict[str, Target] = {}
     for name in NAMES:
-        file = resources.files(__package__) / f"{name}.toml"
-        known[name] = parse_target(file.read_text(encoding="utf-8"), f"{name}.toml", known)
+        known[name] = read_target(resources.files(__package__) / f"{name}.toml", f"{name}.toml", known)
     return known
 
 
@@ -40,7 +39,7 @@ TARGETS = _shipped()
 def find_target(name: str) -> Target:
     """The target of that name, or the one that a TOML file describes."""
     if name.endswith(".toml"):
-        return parse_target(read_toml(Path(name)), name, TARGETS)
+        return read_target(Path(name), name, TARGETS)
     if name not in TARGETS:
         hint = near(name, TARGETS)
         raise RecipeError(f"'{name}' is not a target.", f"{hint} A target of your own is a file: NAME.toml.")

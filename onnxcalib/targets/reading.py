@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from pathlib import Path
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from onnxcalib.errors import RecipeError, near
@@ -115,40 +115,35 @@ REQUIRED = (
 TABLES = ("activations", "weights", "bias", "scales", "graph", "sources", "check")
 
 
-def parse_target(text: str, source: str, known: Mapping[str, Target]) -> Target:
-    """The target that a TOML text describes; known are those that it may be like."""
+def read_target(file: Traversable, source: str, known: Mapping[str, Target]) -> Target:
+    """The target that a TOML file describes; known are those that it may be like."""
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"target {source} is not valid TOML: {error}.", "Mend that line.") from error
-    base = _base(table.pop("like", None), source, known)
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"target {source} cannot be read: {error.strerror}.", "Check the path.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _wrong(f"{source} is not valid TOML: {error}.") from error
+    like = table.pop("like", None)
+    if like is not None and like not in known:
+        raise _wrong(f"{source}: 'like' names '{like}', which is not a target.", near(str(like), known))
     sources, check = _table(table, "sources", source), _table(table, "check", source)
-    given = _given(table, source)
+    given = _given(table, source, REQUIRED if like is None else ())
     words = {key: _sentence(source, f"sources.{key}", value) for key, value in sources.items()}
     verdicts = {rule: _verdict(source, rule, value) for rule, value in check.items()}
-    if base is None:
-        _all_there(table, source)
+    if like is None:
         target = Target(**given, sources=words, check={**_everywhere(), **verdicts})
     else:
-        merged: Fields = {"sources": {**base.sources, **words}, "check": {**base.check, **verdicts}}
-        target = replace(base, **given, **merged)
-    if not target.oldest_opset <= target.newest_opset <= target.opset_limit:
-        raise RecipeError(
-            f"target {source}: 'graph.newest_opset' ({target.newest_opset}) must lie between 'graph.oldest_opset' "
-            f"({target.oldest_opset}) and 'graph.opset_limit' ({target.opset_limit}).",
-            "Mend these lines.",
-        )
+        base = known[like]
+        target = replace(base, **given, sources={**base.sources, **words}, check={**base.check, **verdicts})
+    oldest, newest, limit = target.oldest_opset, target.newest_opset, target.opset_limit
+    if not oldest <= newest <= limit:
+        bounds = f"'graph.oldest_opset' ({oldest}) and 'graph.opset_limit' ({limit})"
+        raise _wrong(f"{source}: 'graph.newest_opset' ({newest}) must lie between {bounds}.", "Mend these lines.")
     return target
 
 
-def read_toml(path: Path) -> str:
-    """The text of a target file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RecipeError(f"target {path} cannot be read: {error.strerror}.", "Check the path.") from error
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"target {path} is not valid TOML: {error}.", "Mend that line.") from error
+def _wrong(what: str, hint: str = "Mend that line.") -> RecipeError:
+    return RecipeError(f"target {what}", hint)
 
 
 @cache
@@ -158,39 +153,26 @@ def rules() -> dict[str, dict[str, str]]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def _base(name: Any, source: str, known: Mapping[str, Target]) -> Target | None:
-    if name is None:
-        return None
-    if name not in known:
-        raise RecipeError(f"target {source}: 'like' names '{name}', which is not a target.", near(str(name), known))
-    return known[name]
-
-
 def _table(table: Fields, name: str, source: str) -> Fields:
     found = table.pop(name, {})
     if not isinstance(found, dict):
-        raise RecipeError(f"target {source}: '{name}' must be a table, not {found!r}.", f"Write [{name}].")
+        raise _wrong(f"{source}: '{name}' must be a table, not {found!r}.", f"Write [{name}].")
     return found
 
 
-def _given(table: Fields, source: str) -> Fields:
+def _given(table: Fields, source: str, required: Collection[str]) -> Fields:
     given: Fields = {}
-    for key, value in _flat(table).items():
+    flat = _flat(table)
+    for key, value in flat.items():
         if key not in KEYS:
-            raise RecipeError(f"target {source} has an unknown key '{key}'.", near(key, [*KEYS, *TABLES, "like"]))
+            raise _wrong(f"{source} has an unknown key '{key}'.", near(key, [*KEYS, *TABLES, "like"]))
         if not KEYS[key].takes(value):
-            raise RecipeError(f"target {source}: '{key}' must be {KEYS[key].words}, not {value!r}.", "Mend that line.")
+            raise _wrong(f"{source}: '{key}' must be {KEYS[key].words}, not {value!r}.")
         given |= KEYS[key].fields(value)
+    for key in required:
+        if key not in flat:
+            raise _wrong(f"{source} lacks '{key}' ({KEYS[key].words}).", 'Add it, or start with like = "ort".')
     return given
-
-
-def _all_there(table: Fields, source: str) -> None:
-    present = set(_flat(table))
-    for key in REQUIRED:
-        if key not in present:
-            raise RecipeError(
-                f"target {source} lacks '{key}' ({KEYS[key].words}).", 'Add it, or start with like = "ort".'
-            )
 
 
 def _flat(table: Fields) -> Fields:
@@ -202,29 +184,24 @@ def _flat(table: Fields) -> Fields:
 
 def _sentence(source: str, key: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise RecipeError(f"target {source}: '{key}' must be a text, not {value!r}.", "Mend that line.")
+        raise _wrong(f"{source}: '{key}' must be a text, not {value!r}.")
     return value
 
 
 def _verdict(source: str, rule: str, value: Any) -> Verdict:
     """A severity alone, or a table with a reason and a source of its own."""
-    known = rules()
+    known, keys = rules(), ("severity", "reason", "source")
     if rule not in known:
-        raise RecipeError(f"target {source} has an unknown rule 'check.{rule}'.", near(rule, known))
+        raise _wrong(f"{source} has an unknown rule 'check.{rule}'.", near(rule, known))
     table = value if isinstance(value, dict) else {"severity": value}
     for key in table:
-        if key not in ("severity", "reason", "source"):
-            raise RecipeError(
-                f"target {source} has an unknown key 'check.{rule}.{key}'.", near(key, ("severity", "reason", "source"))
-            )
-    if table.get("severity") not in list(Severity):
-        raise RecipeError(
-            f"target {source}: 'check.{rule}' must have a severity, {', '.join(Severity)}, not "
-            f"{table.get('severity')!r}.",
-            "Mend that line.",
-        )
+        if key not in keys:
+            raise _wrong(f"{source} has an unknown key 'check.{rule}.{key}'.", near(key, keys))
+    severity = table.get("severity")
+    if severity not in list(Severity):
+        raise _wrong(f"{source}: 'check.{rule}' must have a severity, {', '.join(Severity)}, not {severity!r}.")
     texts = {key: _sentence(source, f"check.{rule}.{key}", table.get(key, "")) for key in ("reason", "source")}
-    return Verdict(Severity(table["severity"]), texts["reason"], texts["source"] or known[rule].get("source", ""))
+    return Verdict(Severity(severity), texts["reason"], texts["source"] or known[rule].get("source", ""))
 
 
 def _everywhere() -> dict[str, Verdict]:
