@@ -10,7 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
-from onnxcalib.model.io import all_nodes, copied
+from onnxcalib.model.io import all_nodes, bodies, copied
 from onnxcalib.numerics.quant_params import Bounds
 
 
@@ -42,10 +42,9 @@ class GraphIndex:
     def reads(node: onnx.NodeProto) -> Iterable[str]:
         """Every tensor that the node or one of its subgraphs reads, once."""
         names = dict.fromkeys(name for name in node.input if name)
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
-                names |= dict.fromkeys(name for body in all_nodes(inner) for name in body.input if name)
-                names |= dict.fromkeys(value.name for value in inner.output)
+        for body in bodies(node):
+            names |= dict.fromkeys(name for inner in all_nodes(body) for name in inner.input if name)
+            names |= dict.fromkeys(value.name for value in body.output)
         return names
 
 

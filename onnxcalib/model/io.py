@@ -90,9 +90,16 @@ def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Node
     """Every node, those of subgraphs included."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
-                yield from all_nodes(inner)
+        for body in bodies(node):
+            yield from all_nodes(body)
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The subgraphs of a node."""
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
 
 
 def _check(model: onnx.ModelProto, name: str) -> None:
