@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx
 
 from onnxcalib.model.graph import drop_unused_initializers, fresh_name
-from onnxcalib.model.io import all_nodes, bodies, copied
+from onnxcalib.model.io import all_nodes, bodies, copied, refill
 from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.shapes import inferred
 
@@ -70,9 +70,7 @@ def with_branch(model: onnx.ModelProto, branch: Branch, body: onnx.ModelProto) -
     place.name = name
     del place.input[:]
     del place.value_info[:]
-    own = [tensor for tensor in body.graph.initializer if outer.get(tensor.name) != tensor]
-    del place.initializer[:]
-    place.initializer.extend(own)
+    refill(place.initializer, [tensor for tensor in body.graph.initializer if outer.get(tensor.name) != tensor])
     _rename_apart(place, dict.fromkeys(_made(model.graph)), {})
     _raise_opsets(spliced, body)
     drop_unused_initializers(spliced.graph)  # float weights that only the old body read
@@ -87,15 +85,13 @@ def outer_part(model: onnx.ModelProto, branch: Branch) -> onnx.ModelProto:
     types[branch.condition] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.BOOL, None)
     wanted = [name for name in dict.fromkeys((branch.condition, *branch.captured)) if name not in inputs]
     part = copied(model)
-    del part.graph.output[:]
-    part.graph.output.extend(onnx.ValueInfoProto(name=name, type=types[name]) for name in wanted)
+    refill(part.graph.output, [onnx.ValueInfoProto(name=name, type=types[name]) for name in wanted])
     needed, kept = set(wanted), []
     for node in reversed(model.graph.node):  # a runtime would run the rest too, the If itself first of all
         if needed.intersection(node.output):
             needed.update(_reads(node))
             kept.append(node)
-    del part.graph.node[:]
-    part.graph.node.extend(reversed(kept))
+    refill(part.graph.node, reversed(kept))
     drop_unused_initializers(part.graph)
     return part
 

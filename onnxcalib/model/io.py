@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
@@ -79,6 +80,20 @@ def copied(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     return copy
+
+
+def copy_identity(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
+    """Gives a model what tools drop when they rebuild one: who made it, and its metadata."""
+    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        setattr(target, field, getattr(source, field))
+    refill(target.metadata_props, source.metadata_props)
+
+
+def refill(field: Any, items: Iterable[Any]) -> None:
+    """Gives a repeated field of a message other items; these may be some of its own."""
+    kept = list(items)
+    del field[:]
+    field.extend(kept)
 
 
 def opset_of(model: onnx.ModelProto) -> int:
