@@ -12,10 +12,7 @@ from onnxcalib.model.graph import GraphIndex
 def bottlenecks(graph: onnx.GraphProto) -> list[str]:
     """The tensors that alone carry what later nodes still read, in order."""
     index = GraphIndex(graph)
-    moving = set(index.inputs)
-    for node in graph.node:
-        if any(name in moving for name in GraphIndex.reads(node)):
-            moving.update(name for name in node.output if name)
+    moving, _ = index.downstream(index.inputs)
     unread = Counter(name for node in graph.node for name in GraphIndex.reads(node) if name in moving)
     live: set[str] = set(index.inputs) & unread.keys()
     found: list[str] = []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
 
 from onnxcalib.model.graph import drop_unused_initializers, fresh_name
-from onnxcalib.model.io import all_nodes, copied
+from onnxcalib.model.io import all_nodes, bodies, copied, refill
 from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.shapes import inferred
 
@@ -34,10 +34,10 @@ def find_branches(model: onnx.ModelProto) -> tuple[Branch, ...]:
     for node in model.graph.node:
         if node.op_type != "If" or node.domain:
             continue
-        bodies = {attribute.name: attribute.g for attribute in node.attribute}
+        inside = {attribute.name: attribute.g for attribute in node.attribute}
         for attribute, taken_when in _TAKEN_WHEN.items():
-            if any(inner.op_type in LAYER_OPS and not inner.domain for inner in bodies[attribute].node):
-                captured = tuple(name for name in _captured(bodies[attribute]) if name not in stored)
+            if any(inner.op_type in LAYER_OPS and not inner.domain for inner in inside[attribute].node):
+                captured = tuple(name for name in _captured(inside[attribute]) if name not in stored)
                 branches.append(Branch(node.name, attribute, node.input[0], taken_when, captured))
     types = _types(model) if branches else {}
     return tuple(branch for branch in branches if all(name in types for name in branch.captured))
@@ -70,9 +70,7 @@ def with_branch(model: onnx.ModelProto, branch: Branch, body: onnx.ModelProto) -
     place.name = name
     del place.input[:]
     del place.value_info[:]
-    own = [tensor for tensor in body.graph.initializer if outer.get(tensor.name) != tensor]
-    del place.initializer[:]
-    place.initializer.extend(own)
+    refill(place.initializer, [tensor for tensor in body.graph.initializer if outer.get(tensor.name) != tensor])
     _rename_apart(place, dict.fromkeys(_made(model.graph)), {})
     _raise_opsets(spliced, body)
     drop_unused_initializers(spliced.graph)  # float weights that only the old body read
@@ -87,15 +85,13 @@ def outer_part(model: onnx.ModelProto, branch: Branch) -> onnx.ModelProto:
     types[branch.condition] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.BOOL, None)
     wanted = [name for name in dict.fromkeys((branch.condition, *branch.captured)) if name not in inputs]
     part = copied(model)
-    del part.graph.output[:]
-    part.graph.output.extend(onnx.ValueInfoProto(name=name, type=types[name]) for name in wanted)
+    refill(part.graph.output, [onnx.ValueInfoProto(name=name, type=types[name]) for name in wanted])
     needed, kept = set(wanted), []
     for node in reversed(model.graph.node):  # a runtime would run the rest too, the If itself first of all
         if needed.intersection(node.output):
             needed.update(_reads(node))
             kept.append(node)
-    del part.graph.node[:]
-    part.graph.node.extend(reversed(kept))
+    refill(part.graph.node, reversed(kept))
     drop_unused_initializers(part.graph)
     return part
 
@@ -104,13 +100,6 @@ def _body(graph: onnx.GraphProto, branch: Branch) -> onnx.GraphProto:
     node = next(node for node in graph.node if node.name == branch.node and node.op_type == "If")
     body: onnx.GraphProto = next(attribute.g for attribute in node.attribute if attribute.name == branch.attribute)
     return body
-
-
-def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g
 
 
 def _made(graph: onnx.GraphProto) -> dict[str, None]:
@@ -127,7 +116,7 @@ def _made(graph: onnx.GraphProto) -> dict[str, None]:
 
 def _reads(node: onnx.NodeProto) -> dict[str, None]:
     """The tensors of its own graph, or of one around it, that a node and its subgraphs read."""
-    inner = (name for body in _bodies(node) for name in _captured(body))
+    inner = (name for body in bodies(node) for name in _captured(body))
     return dict.fromkeys((*(name for name in node.input if name), *inner))
 
 
@@ -173,7 +162,7 @@ def _rename_apart(graph: onnx.GraphProto, taken: Mapping[str, None], renamed: Ma
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-        for body in _bodies(node):
+        for body in bodies(node):
             _rename_apart(body, used, names)
 
 

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
-from onnxcalib.model.io import opset_of
+from onnxcalib.model.io import opset_of, refill
 
 # Cheap shape and layout ops that exporters leave between an initialiser and the layer that reads it.
 LAYOUT_OPS = ("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten")
@@ -30,8 +30,7 @@ def constants_to_initializers(graph: onnx.GraphProto) -> None:
         else:
             value.name = node.output[0]
             graph.initializer.append(value)
-    del graph.node[:]
-    graph.node.extend(keep)
+    refill(graph.node, keep)
 
 
 def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
@@ -92,8 +91,7 @@ def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProt
             values |= _computed(node, feeds, opset)
         elif node.output[0] not in values:
             keep.append(node)
-    del graph.node[:]
-    graph.node.extend(keep)
+    refill(graph.node, keep)
     used = set(GraphIndex(graph).readers) - {name for node in keep for name in node.output}
     for name, value in values.items():
         if name in used:

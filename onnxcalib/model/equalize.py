@@ -14,10 +14,11 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from onnxcalib.model.fold import BatchNorm
 from onnxcalib.model.graph import GraphIndex, activation_bounds
 from onnxcalib.model.io import copied
 from onnxcalib.model.layers import Layer, find_layers
-from onnxcalib.model.prepare import BatchNorm, Model
+from onnxcalib.model.prepare import Model
 from onnxcalib.targets import Target
 
 IntArray = npt.NDArray[np.int64]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,17 @@ import onnx
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers, replace_input
 
 FloatArray = npt.NDArray[np.float32]
-Folded = tuple[FloatArray, FloatArray, float]  # gamma, beta, eps
 
 FOLDABLE_INTO = ("Conv", "ConvTranspose", "Gemm")
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """What a folded batch norm was."""
+
+    gamma: FloatArray
+    beta: FloatArray
+    eps: float
 
 
 def channel_values(value: npt.NDArray[Any], shape: Sequence[int]) -> npt.NDArray[Any] | None:
@@ -47,10 +56,10 @@ def fold_bias_adds(graph: onnx.GraphProto) -> None:
     drop_unused_initializers(graph)
 
 
-def fold_batch_norms(graph: onnx.GraphProto) -> dict[str, Folded]:
+def fold_batch_norms(graph: onnx.GraphProto) -> dict[str, BatchNorm]:
     """Requires constants as initialisers; ensures that no inference batch norm follows a layer that it could join."""
     index = GraphIndex(graph)
-    folded: dict[str, Folded] = {}
+    folded: dict[str, BatchNorm] = {}
     for norm in list(graph.node):
         if norm.op_type != "BatchNormalization":
             continue
@@ -77,23 +86,17 @@ def _can_fold(index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) ->
     )
 
 
-def _fold(graph: onnx.GraphProto, index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) -> Folded:
-    gamma, beta, mean, variance = (index.constant(name) for name in norm.input[1:5])
-    weight = index.constant(layer.input[1])
-    assert gamma is not None
-    assert beta is not None
-    assert mean is not None
-    assert variance is not None
-    assert weight is not None
+def _fold(graph: onnx.GraphProto, index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) -> BatchNorm:
+    gamma, beta, mean, variance = (index.value(name) for name in norm.input[1:5])
+    weight = index.value(layer.input[1])
     eps = float(attributes(norm).get("epsilon", 1e-5))
     factor = gamma.astype(np.float64) / np.sqrt(variance.astype(np.float64) + eps)
-    bias = index.constant(layer.input[2]) if len(layer.input) > 2 and layer.input[2] else np.zeros_like(gamma)
-    assert bias is not None
+    bias = index.value(layer.input[2]) if len(layer.input) > 2 and layer.input[2] else np.zeros_like(gamma)
     scaled = _scale_channels(layer, weight, factor)
     shifted = (bias - mean) * factor + beta
     replace_input(graph, layer, 1, scaled.astype(weight.dtype), f"{layer.name}_weight_folded")
     replace_input(graph, layer, 2, shifted.astype(weight.dtype), f"{layer.name}_bias_folded")
-    return gamma.astype(np.float32), beta.astype(np.float32), eps
+    return BatchNorm(gamma.astype(np.float32), beta.astype(np.float32), eps)
 
 
 def _scale_channels(

@@ -10,7 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
-from onnxcalib.model.io import all_nodes, copied
+from onnxcalib.model.io import all_nodes, bodies, copied, copy_identity, refill
 from onnxcalib.numerics.quant_params import Bounds
 
 
@@ -30,22 +30,33 @@ class GraphIndex:
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
         """The value of an initialiser, None for anything else."""
-        tensor = self.initializers.get(name)
-        return None if tensor is None else numpy_helper.to_array(tensor)
+        return self.value(name) if name in self.initializers else None
+
+    def value(self, name: str) -> np.ndarray[Any, Any]:
+        """The value of what is known to be an initialiser."""
+        return numpy_helper.to_array(self.initializers[name])
 
     def only_reader(self, name: str) -> onnx.NodeProto | None:
         """The node that alone reads the tensor, None when several do or the outside does."""
         readers = self.readers.get(name, [])
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 
+    def downstream(self, tensors: Iterable[str]) -> tuple[set[str], set[str]]:
+        """The tensors and all that depend on them, and the names of the nodes that make these."""
+        reached, nodes = set(tensors), set()
+        for node in self.graph.node:
+            if not reached.isdisjoint(self.reads(node)):
+                nodes.add(node.name)
+                reached.update(node.output)
+        return reached, nodes
+
     @staticmethod
     def reads(node: onnx.NodeProto) -> Iterable[str]:
         """Every tensor that the node or one of its subgraphs reads, once."""
         names = dict.fromkeys(name for name in node.input if name)
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
-                names |= dict.fromkeys(name for body in all_nodes(inner) for name in body.input if name)
-                names |= dict.fromkeys(value.name for value in inner.output)
+        for body in bodies(node):
+            names |= dict.fromkeys(name for inner in all_nodes(body) for name in inner.input if name)
+            names |= dict.fromkeys(value.name for value in body.output)
         return names
 
 
@@ -94,9 +105,7 @@ def activation_bounds(
 def drop_unused_initializers(graph: onnx.GraphProto) -> None:
     """Removes initialisers that nothing reads any more."""
     used = set(GraphIndex(graph).readers) | {value.name for value in graph.output}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in used])
 
 
 def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup: bool = True) -> onnx.ModelProto:
@@ -125,11 +134,9 @@ def _used(model: onnx.ModelProto) -> set[str]:
 
 def _restore(edited: onnx.ModelProto, model: onnx.ModelProto) -> None:
     """Puts back what the surgeon's graph does not carry: metadata, versions, exact input and output types."""
-    for field in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
-        setattr(edited, field, getattr(model, field))
-    for repeated in ("metadata_props", "opset_import"):
-        del getattr(edited, repeated)[:]
-        getattr(edited, repeated).extend(getattr(model, repeated))
+    copy_identity(model, edited)
+    edited.ir_version = model.ir_version
+    refill(edited.opset_import, model.opset_import)
     original = {value.name: value for value in (*model.graph.input, *model.graph.output)}
     for values in (edited.graph.input, edited.graph.output):
         for value in values:

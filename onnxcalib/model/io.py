@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
@@ -81,6 +82,20 @@ def copied(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def copy_identity(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
+    """Gives a model what tools drop when they rebuild one: who made it, and its metadata."""
+    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        setattr(target, field, getattr(source, field))
+    refill(target.metadata_props, source.metadata_props)
+
+
+def refill(field: Any, items: Iterable[Any]) -> None:
+    """Gives a repeated field of a message other items; these may be some of its own."""
+    kept = list(items)
+    del field[:]
+    field.extend(kept)
+
+
 def opset_of(model: onnx.ModelProto) -> int:
     """The version of the standard operators; 0 when the model names none."""
     return next((entry.version for entry in model.opset_import if not entry.domain), 0)
@@ -90,9 +105,16 @@ def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Node
     """Every node, those of subgraphs included."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
-                yield from all_nodes(inner)
+        for body in bodies(node):
+            yield from all_nodes(body)
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The subgraphs of a node."""
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
 
 
 def _check(model: onnx.ModelProto, name: str) -> None:

@@ -13,13 +13,14 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.errors import ModelError, RecipeError, near
-from onnxcalib.model.fold import channel_values
+from onnxcalib.model.fold import BatchNorm, channel_values
 from onnxcalib.model.graph import GraphIndex, attributes
-from onnxcalib.model.io import all_nodes
-from onnxcalib.model.prepare import BatchNorm, Model
+from onnxcalib.model.io import all_nodes, bodies
+from onnxcalib.model.prepare import Model
 from onnxcalib.model.shapes import infer_shapes
 
 LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+RECURRENT_OPS = ("LSTM", "GRU", "RNN")
 ACTIVATION_OPS = (
     "Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Gelu",
     "Softplus", "Mish",
@@ -116,21 +117,16 @@ def find_layers(model: Model) -> LayerList:
 
 def other_float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode]:
     """What else a person would ask about: recurrent ops, embeddings, lone batch norms, bodies of If and Loop."""
-    if node.op_type in ("LSTM", "GRU", "RNN"):
+    if node.op_type in RECURRENT_OPS:
         return [FloatNode(node.name, node.op_type, "recurrent ops are not quantized")]
     if node.op_type == "BatchNormalization":
         return [FloatNode(node.name, node.op_type, "no layer directly before it to fold it into")]
     table = index.initializers.get(node.input[0]) if node.op_type == "Gather" else None
     if table is not None and table.data_type == onnx.TensorProto.FLOAT and math.prod(table.dims) >= 4096:
         return [FloatNode(node.name, node.op_type, "embedding tables are not quantized")]
-    inner = [body for attribute in node.attribute if attribute.HasField("g") for body in all_nodes(attribute.g)]
-    return [
-        FloatNode(
-            body.name or body.output[0], body.op_type, f"inside a subgraph of {node.op_type} '{node.name}'", node.name
-        )
-        for body in inner
-        if body.op_type in (*LAYER_OPS, "LSTM", "GRU", "RNN")
-    ]
+    reason = f"inside a subgraph of {node.op_type} '{node.name}'"
+    inner = [each for body in bodies(node) for each in all_nodes(body) if each.op_type in (*LAYER_OPS, *RECURRENT_OPS)]
+    return [FloatNode(each.name or each.output[0], each.op_type, reason, node.name) for each in inner]
 
 
 def why_float(index: GraphIndex, node: onnx.NodeProto) -> str | None:
@@ -245,16 +241,14 @@ def weights_of(model: Model, names: Sequence[str]) -> dict[str, npt.NDArray[Any]
 def choose(layers: LayerList, include: Sequence[str], exclude: Sequence[str]) -> tuple[Layer, ...]:
     """The layers whose names match include and not exclude; a pattern that matches nothing is an error."""
     names = [layer.name for layer in layers.layers]
-    for option, patterns in (("include", include), ("exclude", exclude)):
-        for pattern in patterns:
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                raise RecipeError(f"--{option} '{pattern}' matches no layer.", near(pattern, names))
-    chosen = tuple(
-        layer
-        for layer in layers.layers
-        if (not include or any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in include))
-        and not any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in exclude)
-    )
+    matched: dict[str, set[str]] = {"include": set(), "exclude": set()}
+    for option, pattern in (*(("include", it) for it in include), *(("exclude", it) for it in exclude)):
+        found = {name for name in names if fnmatch.fnmatchcase(name, pattern)}
+        if not found:
+            raise RecipeError(f"--{option} '{pattern}' matches no layer.", near(pattern, names))
+        matched[option] |= found
+    wanted = (matched["include"] if include else set(names)) - matched["exclude"]
+    chosen = tuple(layer for layer in layers.layers if layer.name in wanted)
     if not chosen:
         raise RecipeError("every layer is excluded.", "Narrow --exclude or widen --include.")
     return chosen

@@ -161,9 +161,7 @@ class _FloatForm:
         return node.op_type == "Clip" and maker is not None and maker.op_type == "QuantizeLinear"
 
     def _dequantize(self, node: onnx.NodeProto) -> None:
-        scale, zero = (self.index.constant(name) for name in node.input[1:3])
-        assert scale is not None
-        assert zero is not None
+        scale, zero = (self.index.value(name) for name in node.input[1:3])
         axis = attributes(node).get("axis", 1) if scale.ndim else None
         quantized = self.index.constant(node.input[0])
         if quantized is None:
@@ -192,7 +190,7 @@ class _FloatForm:
         maker, bounds = self.index.producers[node.input[0]], np.iinfo(zero.dtype)
         low, high = int(bounds.min), int(bounds.max)
         if maker.op_type == "Clip":
-            low, high = (int(self.index.constant(name)) for name in maker.input[1:3])  # type: ignore[arg-type]
+            low, high = (int(self.index.value(name)) for name in maker.input[1:3])
             maker = self.index.producers[maker.input[0]]
         trained = self.values.get(input_scale_name(self.inputs.get(node.output[0], "")))
         qparams = (trained or self.writer.number("scale", scale), self.writer.number("zero", zero.astype(np.float32)))

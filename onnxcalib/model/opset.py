@@ -6,7 +6,7 @@ import onnx
 from onnx import defs, version_converter
 
 from onnxcalib.errors import ModelError, first_line
-from onnxcalib.model.io import PROTOBUF_LIMIT, all_nodes, opset_of
+from onnxcalib.model.io import PROTOBUF_LIMIT, all_nodes, copy_identity, opset_of
 
 # The oldest IR version that a runtime expects with each opset.
 _IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10}
@@ -19,7 +19,7 @@ def within(model: onnx.ModelProto, oldest: int, newest: int, name: str, newest_i
     if opset < oldest:
         model = _raise(model, oldest, name)
     elif opset > newest and _fits(model, newest):
-        _set_opset(model, newest)
+        next(entry for entry in model.opset_import if not entry.domain).version = newest
     least_ir = max(ir for version, ir in _IR_OF_OPSET.items() if version <= max(opset_of(model), 13))
     if opset_of(model) <= newest:
         model.ir_version = min(max(model.ir_version, least_ir), newest_ir, NEWEST_IR)
@@ -38,7 +38,7 @@ def _raise(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProto:
     for tensor in raised.graph.initializer:
         if tensor.name in weights:
             tensor.CopyFrom(weights[tensor.name])
-    _copy_identity(model, raised)
+    copy_identity(model, raised)
     return raised
 
 
@@ -57,14 +57,6 @@ def _take_weights(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     return weights
 
 
-def _copy_identity(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
-    """The converter drops metadata."""
-    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
-        setattr(target, field, getattr(source, field))
-    del target.metadata_props[:]
-    target.metadata_props.extend(source.metadata_props)
-
-
 def _fits(model: onnx.ModelProto, opset: int) -> bool:
     """Whether every node already is a valid node of the older opset: then only the number changes."""
     for node in all_nodes(model.graph):
@@ -79,9 +71,3 @@ def _fits(model: onnx.ModelProto, opset: int) -> bool:
         if not schema.min_input <= len(node.input) <= schema.max_input:
             return False
     return True
-
-
-def _set_opset(model: onnx.ModelProto, opset: int) -> None:
-    for entry in model.opset_import:
-        if not entry.domain:
-            entry.version = opset

@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import inliner
 
 from onnxcalib.model.constants import constants_to_initializers, fold_constants
-from onnxcalib.model.fold import channel_values, fold_batch_norms, fold_bias_adds
+from onnxcalib.model.fold import BatchNorm, channel_values, fold_batch_norms, fold_bias_adds
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers, fresh_name, replace_input
+from onnxcalib.model.io import refill
 from onnxcalib.model.opset import NEWEST_IR, within
 from onnxcalib.model.shapes import float_tensors, infer_shapes
-
-FloatArray = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class BatchNorm:
-    """What a folded batch norm was."""
-
-    gamma: FloatArray
-    beta: FloatArray
-    eps: float
 
 
 @dataclass(frozen=True)
@@ -57,16 +45,13 @@ def prepare(
     _matmuls_to_gemms(model)
     _means_to_pools(model)
     fold_bias_adds(model.graph)
-    folded = fold_batch_norms(model.graph)
-    return Model(model, {layer: BatchNorm(*values) for layer, values in folded.items()}, source)
+    return Model(model, fold_batch_norms(model.graph), source)
 
 
 def _real_inputs_only(model: onnx.ModelProto) -> None:
     """Files before IR 4 list initialisers among the inputs, and must: without these the file is one of IR 4."""
     stored = {tensor.name for tensor in model.graph.initializer}
-    real = [value for value in model.graph.input if value.name not in stored]
-    del model.graph.input[:]
-    model.graph.input.extend(real)
+    refill(model.graph.input, [value for value in model.graph.input if value.name not in stored])
     model.ir_version = max(model.ir_version, 4)
 
 
@@ -85,19 +70,15 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
         values = attributes(node)
         if node.op_type != "Gemm" or (values.get("alpha", 1.0) == 1.0 and values.get("beta", 1.0) == 1.0):
             continue
-        constants = [index.constant(name) for name in node.input[1:] if name]
-        if any(value is None for value in constants):
+        if any(name not in index.initializers for name in node.input[1:] if name):
             continue
         for position, key in ((1, "alpha"), (2, "beta")):
             factor = values.get(key, 1.0)
             if position < len(node.input) and node.input[position] and factor != 1.0:
-                old = index.constant(node.input[position])
-                assert old is not None
+                old = index.value(node.input[position])
                 name = f"{node.name}_{key}_times_{node.input[position]}"
                 replace_input(graph, node, position, (old * factor).astype(old.dtype), name)
-        plain = [attribute for attribute in node.attribute if attribute.name not in ("alpha", "beta")]
-        del node.attribute[:]
-        node.attribute.extend(plain)
+        refill(node.attribute, [it for it in node.attribute if it.name not in ("alpha", "beta")])
     drop_unused_initializers(graph)
 
 
@@ -179,8 +160,7 @@ def _explicit_pads(model: onnx.ModelProto) -> None:
         pads = _pads(node, shapes.get(node.input[0]), weight) if node.op_type == "Conv" and weight else None
         if pads is not None:
             others = [attribute for attribute in node.attribute if attribute.name not in ("auto_pad", "pads")]
-            del node.attribute[:]
-            node.attribute.extend([*others, onnx.helper.make_attribute("pads", pads)])
+            refill(node.attribute, [*others, onnx.helper.make_attribute("pads", pads)])
 
 
 def _pads(node: onnx.NodeProto, shape: tuple[int | None, ...] | None, weight: onnx.TensorProto) -> list[int] | None:
@@ -188,17 +168,14 @@ def _pads(node: onnx.NodeProto, shape: tuple[int | None, ...] | None, weight: on
     rank = len(weight.dims) - 2
     if values["auto_pad"] == b"VALID":
         return [0] * (2 * rank)
-    if shape is None or any(size is None for size in shape[2:]):
+    sizes = [size for size in (shape or ())[2:] if size is not None]
+    if len(sizes) != rank:
         return None
     strides, dilations = values.get("strides", [1] * rank), values.get("dilations", [1] * rank)
-    before, after = [], []
-    for axis in range(rank):
-        size = shape[2 + axis]
-        assert size is not None
-        reach = (weight.dims[2 + axis] - 1) * dilations[axis] + 1
-        total = max((-(-size // strides[axis]) - 1) * strides[axis] + reach - size, 0)
-        small, large = total // 2, total - total // 2
-        first, last = (small, large) if values["auto_pad"] == b"SAME_UPPER" else (large, small)
-        before.append(first)
-        after.append(last)
-    return before + after
+    reaches = [(size - 1) * dilation + 1 for size, dilation in zip(weight.dims[2:], dilations, strict=True)]
+    totals = [
+        max((-(-size // stride) - 1) * stride + reach - size, 0)
+        for size, stride, reach in zip(sizes, strides, reaches, strict=True)
+    ]
+    small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return small + large if values["auto_pad"] == b"SAME_UPPER" else large + small

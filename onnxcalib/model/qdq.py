@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 from onnxcalib.model.graph import GraphIndex, activation_bounds, edit
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.quantizers import QONNX_DOMAIN, quantizers_of
+from onnxcalib.model.quantizers import QONNX_DOMAIN, Quantizers, QuantNodes
 from onnxcalib.model.storage import QuantizedArray, store_int4
 from onnxcalib.numerics.quant_params import QuantParams, transposed
 from onnxcalib.plan import LayerParams, QuantPlan
@@ -45,7 +45,7 @@ def write_plain(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: 
 class _Writer:
     def __init__(self, graph: gs.Graph, index: GraphIndex, plan: QuantPlan, target: Target) -> None:
         self.graph, self.index, self.plan, self.target = graph, index, plan, target
-        self.quantizers = quantizers_of(graph, target)
+        self.quantizers = (QuantNodes if target.format is Format.QUANT else Quantizers)(graph, target)
         self.build = self.quantizers.build
         self.tensors: dict[str, gs.Tensor] = graph.tensors()
         self.nodes = {node.name: node for node in graph.nodes}

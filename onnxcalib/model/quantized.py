@@ -77,9 +77,7 @@ def read_quantized(model: onnx.ModelProto) -> QuantizedFile:
 
 
 def _layer(index: GraphIndex, node: onnx.NodeProto, weight: onnx.NodeProto, stored: int) -> QuantizedLayer:
-    quantized = index.constant(weight.input[0])
-    assert quantized is not None
-    quantized = quantized.astype(np.int32)
+    quantized = index.value(weight.input[0]).astype(np.int32)
     shape = _weight_shape(index, node, quantized)
     bias = index.producers.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
     plain = len(node.input) > 2 and node.input[2] in index.initializers

@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 from onnxcalib.model.builder import SurgeonBuilder
 from onnxcalib.model.storage import QuantizedArray, pack, unpacking_nodes
 from onnxcalib.numerics.quant_params import QuantParams, QuantScheme, broadcast, dequantize, make_qparams, quantize
-from onnxcalib.targets import Format, Narrow, Storage, Target
+from onnxcalib.targets import Narrow, Storage, Target
 
 INT32 = np.iinfo(np.int32)
 QONNX_DOMAIN = "qonnx.custom_op.general"
@@ -31,7 +31,8 @@ class Quantizers:
         """The tensor on a grid."""
         scale, zero = self._qparams(qparams, name)
         if not qparams.fills_container and self.target.narrow is Narrow.CLIP_VALUES:
-            low, high = (self.build.constant(f"{name}_{end}", value) for end, value in _ends(qparams))
+            ends = (np.asarray(value, np.float32) for value in qparams.range)
+            low, high = map(self.build.constant, (f"{name}_low", f"{name}_high"), ends)
             tensor = self.build.node("Clip", [tensor, low, high], f"{name}_clipped")
         quantized = self.build.node("QuantizeLinear", [tensor, scale, zero], f"{name}_quantized")
         if not qparams.fills_container and self.target.narrow is Narrow.CLIP_CODES:
@@ -73,9 +74,8 @@ class Quantizers:
         """A bias on a grid of its own."""
         scheme = QuantScheme(8, signed=True, symmetric=True, power_of_two=self.target.power_of_two)
         qparams = make_qparams(bias.min(), bias.max(), scheme)
-        return self._dequantize(
-            [self._stored(f"{name}_codes", quantize(bias, qparams)), *self._qparams(qparams, name)], name
-        )
+        stored = self._stored(f"{name}_codes", quantize(bias, qparams))
+        return self._dequantize([stored, *self._qparams(qparams, name)], name)
 
     def _into(
         self, output: gs.Variable | None, op: str, inputs: list[gs.Tensor], name: str, **attrs: Any
@@ -127,13 +127,3 @@ class QuantNodes(Quantizers):
         narrow = qparams.signed and qparams.low > -(2 ** (qparams.bits - 1))
         attrs = {"signed": int(qparams.signed), "narrow": int(narrow), "rounding_mode": "ROUND"}
         return self._into(into, "Quant", [tensor, scale, zero, bits], name, domain=QONNX_DOMAIN, **attrs)
-
-
-def quantizers_of(graph: gs.Graph, target: Target) -> Quantizers:
-    """The writer of the target's format."""
-    return (QuantNodes if target.format is Format.QUANT else Quantizers)(graph, target)
-
-
-def _ends(qparams: QuantParams) -> tuple[tuple[str, npt.NDArray[np.float32]], ...]:
-    low, high = qparams.range
-    return (("low", np.asarray(low, np.float32)), ("high", np.asarray(high, np.float32)))

@@ -41,11 +41,12 @@ def pack(quantized: QuantizedArray, bits: int, low: int) -> Packed:
 
 
 def stored_bytes(shape: Sequence[int], bits: int, storage: Storage) -> int:
-    """What a weight's quantized values take in the file."""
+    """What a weight's quantized values take in the file; planes with the constants that unpack them to its shape."""
+    size = math.prod(shape)
     if storage is Storage.BIT_PLANES and bits < 8:
-        return plane_bytes(shape, bits)
+        return bits * math.ceil(size / 8) + 8 * len(shape) + 8
     four = storage in (Storage.INT4, Storage.INT4_CAST) and bits == 4
-    return math.ceil(math.prod(shape) / 2) if four else math.prod(shape)
+    return math.ceil(size / 2) if four else size
 
 
 def store_int4(graph: onnx.GraphProto, quantized: Mapping[str, QuantizedArray]) -> None:
@@ -59,25 +60,10 @@ def store_int4(graph: onnx.GraphProto, quantized: Mapping[str, QuantizedArray]) 
             tensor.raw_data = (nibbles[0::2] | nibbles[1::2] << 4).tobytes()
 
 
-def plane_bytes(shape: Sequence[int], bits: int) -> int:
-    """What the planes of a weight take, with the constants that unpack them to its shape."""
-    size = math.prod(shape)
-    return bits * math.ceil(size / 8) + 8 * len(shape) + 8
-
-
 def shared_plane_bytes(widths: Collection[int]) -> int:
     """What weights of these widths share to be unpacked: shifts, slice bounds, and for each width its powers of two."""
     narrow = [bits for bits in widths if bits < 8]
     return sum(20 + 4 * bits for bits in narrow) + (25 if narrow else 0)
-
-
-def unpack(packed: Packed) -> QuantizedArray:
-    """The reference for what the unpacking nodes compute."""
-    bits = np.unpackbits(packed.planes, axis=1, bitorder="little").astype(np.int32)
-    size = int(np.prod(packed.shape))
-    stored = (bits << np.arange(len(packed.planes))[:, None]).sum(axis=0)[:size]
-    quantized: QuantizedArray = (stored + packed.low).astype(packed.dtype).reshape(packed.shape)
-    return quantized
 
 
 def unpacking_nodes(build: SurgeonBuilder, packed: Packed, name: str) -> gs.Variable:
@@ -97,8 +83,4 @@ def unpacking_nodes(build: SurgeonBuilder, packed: Packed, name: str) -> gs.Vari
         sums = node("Slice", [sums, begin, constant("size", np.array([size], np.int64)), axes])
     quantized = node("Add", [sums, constant(f"low_{bits}_bits", np.array(packed.low, np.float32))])
     shape = constant("shape", np.array(packed.shape, np.int64))
-    return node("Reshape", [node("Cast", [quantized], to=_onnx_type(packed.dtype)), shape])
-
-
-def _onnx_type(dtype: np.dtype[Any]) -> int:
-    return {np.dtype(np.int8): 3, np.dtype(np.uint8): 2}[dtype]
+    return node("Reshape", [node("Cast", [quantized], to=onnx.helper.np_dtype_to_tensor_dtype(packed.dtype)), shape])

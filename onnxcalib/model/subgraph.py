@@ -8,7 +8,7 @@ from dataclasses import replace
 import onnx
 
 from onnxcalib.model.graph import GraphIndex
-from onnxcalib.model.io import copied
+from onnxcalib.model.io import copied, refill
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
 
@@ -18,11 +18,8 @@ QUANTIZER_OPS = ("DequantizeLinear", "Clip", "QuantizeLinear")
 def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """A copy whose outputs are exactly the named float tensors."""
     shown = copied(model)
-    known = {value.name: value for value in (*shown.graph.output, *shown.graph.value_info)}
-    del shown.graph.output[:]
-    for name in names:
-        value = known.get(name)
-        shown.graph.output.append(value or _float_value(name))
+    known = {value.name: value for value in (*model.graph.output, *model.graph.value_info)}
+    refill(shown.graph.output, [known.get(name) or _float_value(name) for name in names])
     return shown
 
 
@@ -59,8 +56,8 @@ def layer_model(model: Model, layer: Layer) -> Model:
 def after(model: onnx.ModelProto, tensor: str) -> tuple[onnx.ModelProto | None, tuple[str, ...]]:
     """What depends on a tensor, as a model, and the other tensors that it must be fed; None where nothing does."""
     index = GraphIndex(model.graph)
-    varying = _varying(index)
-    inside = _descendants(index, tensor)
+    varying, _ = index.downstream(index.inputs)  # all others are constants that a runtime folds
+    _, inside = index.downstream([tensor])
     if not inside:
         return None, ()
     _pull_in(index, inside, tensor, varying)
@@ -74,24 +71,6 @@ def after(model: onnx.ModelProto, tensor: str) -> tuple[onnx.ModelProto | None, 
 
 def _data_input(index: GraphIndex, node: onnx.NodeProto) -> str:
     return str(next(name for name in node.input if name in index.producers))
-
-
-def _varying(index: GraphIndex) -> set[str]:
-    """Tensors that depend on a model input; all others are constants that a runtime folds."""
-    varying = set(index.inputs)
-    for node in index.graph.node:
-        if any(name in varying for name in GraphIndex.reads(node)):
-            varying.update(node.output)
-    return varying
-
-
-def _descendants(index: GraphIndex, tensor: str) -> set[str]:
-    reached, inside = {tensor}, set()
-    for node in index.graph.node:
-        if any(name in reached for name in GraphIndex.reads(node)):
-            inside.add(node.name)
-            reached.update(node.output)
-    return inside
 
 
 def _pull_in(index: GraphIndex, inside: set[str], tensor: str, varying: Collection[str]) -> None:
@@ -113,11 +92,8 @@ def _pull_in(index: GraphIndex, inside: set[str], tensor: str, varying: Collecti
 def _model_of(
     model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]
 ) -> onnx.ModelProto:
-    part = onnx.ModelProto()
-    part.ir_version = model.ir_version
-    part.opset_import.extend(model.opset_import)
-    part.graph.name = model.graph.name
-    part.graph.node.extend(nodes)
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    part.graph.MergeFrom(onnx.GraphProto(name=model.graph.name, node=nodes))
     used = {name for node in nodes for name in GraphIndex.reads(node)}
     part.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in used)
     known = {value.name: value for value in (*model.graph.input, *model.graph.output, *model.graph.value_info)}

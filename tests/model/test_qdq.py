@@ -19,7 +19,7 @@ from onnxcalib.model.builder import SurgeonBuilder
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.read import read_prepared
-from onnxcalib.model.storage import Packed, pack, unpack, unpacking_nodes
+from onnxcalib.model.storage import Packed, pack, unpacking_nodes
 from onnxcalib.numerics.quant_params import dequantize
 from onnxcalib.numerics.quant_params import quantize as codes_of
 from onnxcalib.targets import Storage, find_target
@@ -227,6 +227,13 @@ def code_arrays(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
     low = -(2 ** (bits - 1)) if signed else 0
     dtype = np.int8 if signed else np.uint8
     return draw(hnp.arrays(dtype, SHAPES, elements=st.integers(low, low + 2**bits - 1))), bits, low
+
+
+def unpack(packed: Packed) -> np.ndarray:
+    """The reference for what the unpacking nodes compute."""
+    bits = np.unpackbits(packed.planes, axis=1, bitorder="little").astype(np.int32)
+    stored = (bits << np.arange(len(packed.planes))[:, None]).sum(axis=0)[: int(np.prod(packed.shape))]
+    return (stored + packed.low).astype(packed.dtype).reshape(packed.shape)
 
 
 def unpacked_by_runtime(packed: Packed) -> np.ndarray:
