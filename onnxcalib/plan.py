@@ -33,7 +33,7 @@ class QuantPlan:
     precisions: Mapping[str, Precision]  # by layer
     layers: Mapping[str, LayerParams]
     shared: Mapping[str, QuantParams]  # by tensor: the grid that every reader sees
-    inputs: Mapping[str, QuantParams]  # by tensor: the grid that layers see, on top of the carried one if there is one
+    inputs: Mapping[str, QuantParams]  # by tensor: the grid that layers see, on top of the shared one if there is one
 
     def layer_input(self, tensor: str) -> QuantParams | None:
         """The grid on which layers read a tensor, None if that is float."""

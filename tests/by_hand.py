@@ -24,7 +24,7 @@ def divergence(reference: np.ndarray, found: np.ndarray) -> float:
 
 
 def relative_error(reference: np.ndarray, found: np.ndarray) -> float:
-    """The squared error, relative to the squares of the truth."""
+    """The squared error, relative to the squares of the reference."""
     wanted = reference.astype(np.float64)
     return float(((wanted - found) ** 2).sum() / (wanted**2).sum())
 

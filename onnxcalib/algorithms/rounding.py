@@ -42,7 +42,7 @@ def round_to_nearest(
     target: Target,
     ranges: Ranges,
 ) -> Candidates:
-    """Every layer at every precision of its menu."""
+    """Every layer at each of its candidate precisions."""
     shared: dict[str, QuantParams] = {}
     inputs: dict[str, dict[int, QuantParams]] = {layer.input: {} for layer in layers}
     for tensor in points.tensors.values():
@@ -52,7 +52,7 @@ def round_to_nearest(
         inputs[tensor.name] = {
             bits: _activation_qparams(tensor, statistics, bits, target, ranges)
             for bits in widths
-            # At eight bits layers read the carried value as it is.
+            # At eight bits layers read the shared value as it is.
             if tensor.name not in shared or bits < MAX_BITS
         }
     params: dict[str, dict[Precision, LayerParams]] = {layer.name: {} for layer in layers}

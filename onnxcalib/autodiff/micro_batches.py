@@ -16,7 +16,7 @@ from onnxcalib.runtime.session import Tensors
 
 Array = npt.NDArray[np.float32]
 
-# Sums are made lane by lane, however many workers there are, so that they come out alike to the last bit.
+# Sums are made group by group, however many workers there are, so that they come out alike to the last bit.
 GROUPS = 4
 
 

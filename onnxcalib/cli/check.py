@@ -31,19 +31,19 @@ def check(model: Path, target: str, as_json: bool) -> None:
     onnxcalib check small.onnx --target tensorrt
     onnxcalib check small.onnx --target my.toml --json
     """
-    aim = find_target(target)
+    chosen = find_target(target)
     try:
-        findings = check_file(model, aim)
+        findings = check_file(model, chosen)
     except ModelError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(UNREADABLE)
     if as_json:
         listed = [dataclasses.asdict(it) for it in findings]
-        click.echo(json.dumps({"file": str(model), "target": aim.name, "findings": listed}, indent=1))
+        click.echo(json.dumps({"file": str(model), "target": chosen.name, "findings": listed}, indent=1))
     else:
         if findings:
             console().print(findings_table(findings))
-        click.echo(f"{model} on {aim.name}: {_counted(findings)}")
+        click.echo(f"{model} on {chosen.name}: {_counted(findings)}")
     if matters(findings):
         sys.exit(FOUND)
 

@@ -97,5 +97,5 @@ def sweep_from(options: dict[str, Any]) -> Recipe:
     bits = options["bits"] or "8"
     if len(parse_bits(bits)) == 1:
         raise RecipeError(f"--bits {bits} leaves nothing to compare.", "Give --bits a list such as w4a4,w8a8.")
-    # A list needs an aim; any compression that all assignments keep will do.
+    # A list needs an objective; any compression that all assignments keep will do.
     return recipe_from(options, pipeline=Pipeline.LIGHT, compression=2.0)

@@ -48,7 +48,7 @@ def split(dataset: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
 
 
 def train_validation_split(dataset: Dataset) -> tuple[Dataset, Dataset]:
-    """Most of the samples to learn from, and the others to judge by; all of them twice if they cannot be parted."""
+    """Most of the samples to learn from, and the others to judge by; all of them twice if they cannot be split."""
     parts = _cut(dataset, min(HELD_OUT, len(dataset) // 4)) if len(dataset) >= FEWEST else None
     return parts or (dataset, dataset)
 

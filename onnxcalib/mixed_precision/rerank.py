@@ -1,7 +1,7 @@
-"""The program's optimum beside its rivals: losses do not quite add up, so the assembled models are measured.
+"""Re-ranking of the program's optimum among others: losses do not quite add up, so the assembled models are measured.
 
 Rivals are both greedy baselines and, for layers that the optimum lowers, the program's optimum without that choice. All
-keep the limits. They are measured on samples that resemble unseen ones; what fits the calibration samples themselves
+keep the limits. They are measured on mixup samples, which resemble unseen ones; what fits the calibration samples themselves
 best is often not the best for others, for a network may know these by heart.
 """
 
@@ -20,8 +20,8 @@ Choices = Mapping[str, Precision]
 Score = Callable[[Choices], float]
 Overrides = Mapping[str, Precision]
 
-ROUNDS = 2  # the second looks around the best rival of the first
-ROUND = 6  # rivals of the program in each
+ROUNDS = 2  # the second looks around the best other one of the first
+ROUND = 6  # other assignments of the program in each
 FINALISTS = 3  # of them
 
 
@@ -59,7 +59,7 @@ def rerank(
     known = [_Entrant(each, {}, scores[0](each.choices)) for each in _baselines(table, limits, overrides)]
     asked += [each.allocation.choices for each in known]
     for turn in range(ROUNDS):
-        # Around the optimum first, then around the best rival, even if that does not beat the optimum.
+        # Around the optimum first, then around the best other one, even if that does not beat the optimum.
         best = min(own[min(turn, len(own) - 1) :], key=lambda each: each.score)
         for allocation, barred in islice(_around(table, limits, overrides, best, asked), ROUND):
             asked.append(allocation.choices)

@@ -54,7 +54,7 @@ def input_scale_name(tensor: str) -> str:
 
 def reference_name(output: str) -> str:
     """The input that takes the float model's output; as softened probabilities where it is a distribution."""
-    return f"{output}:truth"
+    return f"{output}:reference"
 
 
 def distillation_loss(
@@ -66,7 +66,7 @@ def distillation_loss(
     reference: Mapping[str, npt.NDArray[np.float32]],
     hints: Sequence[str] = (),
 ) -> onnx.ModelProto:
-    """Requires the plan's written model with one byte a code; truth gives ranks and energies of outputs and hints.
+    """Requires the plan's written model with one byte a value; reference gives ranks and energies of outputs and hints.
 
     Hints are inner tensors whose mean relative error is added, as many times as the input HINTED says.
     """

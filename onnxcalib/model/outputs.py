@@ -13,7 +13,7 @@ _DISTRIBUTIONS = {"Softmax": OutputKind.PROBABILITIES, "LogSoftmax": OutputKind.
 
 
 def find_output_kinds(model: onnx.ModelProto) -> dict[str, OutputKind]:
-    """The head of every float output: a layer's own output with two axes is read as logits."""
+    """The kind of every float output: a layer's own output with two axes is read as logits."""
     index = GraphIndex(model.graph)
     kinds = {}
     for value in model.graph.output:

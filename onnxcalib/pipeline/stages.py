@@ -146,7 +146,7 @@ def sequential_training(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_C
 def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
     """All layers at once towards the float model's outputs, on most of the samples, judged on the others.
 
-    Ensures a settled plan, unless something has no gradient: the last quarter of the steps trains on its scales. It may
+    Ensures final scales, unless something has no gradient: the last quarter of the steps trains on its scales. It may
     be worse than the start.
     """
     early, late = schedules_for(job.recipe.steps, generalizes=trained.generalizes)
@@ -184,7 +184,7 @@ def trains_end_to_end(recipe: Recipe) -> bool:
 
 
 def better_of(job: Job, trained: Trained, end_to_end: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:
-    """The settled plan to go on with, by end-to-end training or by layers, and both told by what they gave."""
+    """The plan on final scales to go on with, by end-to-end training or by layers, and both told by what they gave."""
     if end_to_end.skip_reason is None and end_to_end.after < trained.after:
         return end_to_end.plan, trained if trained.generalizes else trained.set_aside, end_to_end
     return final_scales(job, trained.plan), trained, replace(end_to_end, before=trained.after, after=trained.after)

@@ -81,6 +81,7 @@ def mixed_precision_data(result: Result) -> ReportData:
         "estimated_loss": found.estimated_loss,
         "measured_loss": found.measured_loss,
         "proof": proof(optimum.optimal, optimum.gap),
+        "gap": optimum.gap,
         "method": found.allocation.method,
         "mixup_losses": {} if found.reranking is None else {**found.reranking.losses, "taken": found.reranking.least},
     }

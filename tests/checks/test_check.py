@@ -46,10 +46,14 @@ def test_a_planted_violation_is_found_and_named(row: Broken) -> None:
 @pytest.mark.parametrize("target", NAMES)
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_our_own_output_passes(builder: str, target: str) -> None:
-    model, aim = BUILDERS[builder](), find_target(target)
-    for weight, activation in {(8, 8), (min(aim.weight_bits), min(aim.activation_bits)), (aim.weight_bits[-2:][0], 8)}:
+    model, chosen = BUILDERS[builder](), find_target(target)
+    for weight, activation in {
+        (8, 8),
+        (min(chosen.weight_bits), min(chosen.activation_bits)),
+        (chosen.weight_bits[-2:][0], 8),
+    }:
         recipe = Recipe(bits=(Precision(weight, activation),), target=target, ranges=RangeMethod.MINMAX)
-        found = check_model(quantize(model, feed_for(model), recipe).model, aim)
+        found = check_model(quantize(model, feed_for(model), recipe).model, chosen)
         assert not matters(found), found
         assert rules_of(found) <= {"computed-product"}
 

@@ -43,10 +43,10 @@ def loss_for(
     case: Single, target: str = "symmetric", *, trained: bool = True, adaround: bool = False, reads: bool = True
 ) -> tuple[LayerLoss, LayerParams, QuantParams | None]:
     """The loss at w3a4, with the layer rounded to nearest and the grid of its input."""
-    aim = TARGETS[target]
-    start, qparams = start_of(case, aim, 3), input_qparams(case, aim, 4) if reads else None
-    weights = quantizer(start.qparams, aim.weight_scheme(3), trained=trained and not adaround)
-    inputs = quantizer(qparams, aim.activation_scheme(4), trained=trained) if qparams is not None else None
+    chosen = TARGETS[target]
+    start, qparams = start_of(case, chosen, 3), input_qparams(case, chosen, 4) if reads else None
+    weights = quantizer(start.qparams, chosen.weight_scheme(3), trained=trained and not adaround)
+    inputs = quantizer(qparams, chosen.activation_scheme(4), trained=trained) if qparams is not None else None
     return LayerLoss(case.weight, weights, inputs, case.bias, {}, case.energy, adaround), start, qparams
 
 

@@ -88,9 +88,9 @@ class Whole:
         outputs = run(self.job.model.proto, self.feed)
         return {
             name: outputs[name]
-            if head is OutputKind.VALUES
-            else np.exp(logarithms(outputs[name], head)).astype(np.float32)
-            for name, head in self.kinds.items()
+            if output_kind is OutputKind.VALUES
+            else np.exp(logarithms(outputs[name], output_kind)).astype(np.float32)
+            for name, output_kind in self.kinds.items()
         }
 
     def biases(self) -> Arrays:
@@ -131,18 +131,18 @@ class Whole:
     def by_hand(self, model: onnx.ModelProto, level: ort.GraphOptimizationLevel = AS_WRITTEN) -> float:
         """Cross-entropy with the softened float distribution, and the relative squared error of values."""
         outputs, total = run(model, self.feed, graph_optimization_level=level), 0.0
-        for name, head in self.kinds.items():
+        for name, output_kind in self.kinds.items():
             reference = self.reference[name].astype(np.float64)
-            if head is OutputKind.VALUES:
+            if output_kind is OutputKind.VALUES:
                 total += float(np.mean((outputs[name] - reference) ** 2) / np.mean(reference**2))
             else:
-                total -= float((reference * logarithms(outputs[name], head)).sum(axis=-1).mean())
+                total -= float((reference * logarithms(outputs[name], output_kind)).sum(axis=-1).mean())
         return total
 
 
-def logarithms(output: np.ndarray, head: OutputKind) -> np.ndarray:
+def logarithms(output: np.ndarray, output_kind: OutputKind) -> np.ndarray:
     values = output.astype(np.float64)
-    values = (np.log(np.maximum(values, 1e-300)) if head is OutputKind.PROBABILITIES else values) / TEMPERATURE
+    values = (np.log(np.maximum(values, 1e-300)) if output_kind is OutputKind.PROBABILITIES else values) / TEMPERATURE
     return values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
 
 
@@ -211,9 +211,9 @@ def test_outputs_add_up() -> None:
     case = whole(three_outputs(), "w4a4", "paper")
     assert case.kinds == {"y": OutputKind.LOGITS, "z": OutputKind.VALUES}
     each = []
-    for name, head in case.kinds.items():
+    for name, output_kind in case.kinds.items():
         reference = {name: case.reference[name]}
-        loss = distillation_loss(case.written, case.job.layers, case.plan, {}, {name: head}, reference)
+        loss = distillation_loss(case.written, case.job.layers, case.plan, {}, {name: output_kind}, reference)
         each.append(Loss(loss).run({**case.feed, reference_name(name): reference[name]}))
         assert each[-1] > 1e-4
     assert case.value({}) == pytest.approx(sum(each), rel=1e-5)

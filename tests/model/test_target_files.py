@@ -48,8 +48,8 @@ def constants(model: onnx.ModelProto) -> Arrays:
 
 
 def narrowest(target: str) -> str:
-    aim = find_target(target)
-    return f"w{min(aim.weight_bits)}a{min(aim.activation_bits)}"
+    chosen = find_target(target)
+    return f"w{min(chosen.weight_bits)}a{min(chosen.activation_bits)}"
 
 
 @pytest.mark.parametrize("target", [name for name in NAMES if name != "qonnx"])

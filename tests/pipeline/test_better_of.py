@@ -1,4 +1,4 @@
-"""Which plan goes on after training together: its own, or that of training in turn."""
+"""Which plan goes on after end-to-end training: its own, or that of sequential training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_training_together_is_taken_where_it_beats_training_in_turn(after: float
     job = job_for(conv_net())
     plan = plan_of(job)
     together = replace(plan)
-    for before in (1.0, 0.45):  # what was learned in turn is general, or not
+    for before in (1.0, 0.45):  # what was learned generalizes, or not
         trained = Trained(plan, plan, before, 0.4)
         taken, told, end_to_end = better_of(job, trained, NetworkTuned(together, 0.4, after))
         assert (taken is together) == joint_wins

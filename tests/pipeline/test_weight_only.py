@@ -214,14 +214,14 @@ def test_a_target_without_weight_only_convolutions_leaves_them_float() -> None:
 @pytest.mark.parametrize("target", [name for name in NAMES if find_target(name).weight_only_bits])
 @pytest.mark.parametrize("builder", [mlp, conv_net, transformer_block])
 def test_our_own_output_passes_the_targets_check(builder: Callable[[], onnx.ModelProto], target: str) -> None:
-    model, aim = builder(), find_target(target)
-    for bits, block in itertools.product(aim.weight_only_bits, (None, 16)):
-        if aim.weight_only_blocks is (Blocks.NONE if block else Blocks.NEEDED) and (block or bits == 4):
+    model, chosen = builder(), find_target(target)
+    for bits, block in itertools.product(chosen.weight_only_bits, (None, 16)):
+        if chosen.weight_only_blocks is (Blocks.NONE if block else Blocks.NEEDED) and (block or bits == 4):
             continue
         recipe = Recipe(bits=(Precision(bits, FLOAT_BITS),), target=target, block_size=block, ranges=RangeMethod.MINMAX)
-        found = check_model(quantize(model, feed_for(model), recipe).model, aim)
+        found = check_model(quantize(model, feed_for(model), recipe).model, chosen)
         # Convolutions that such a target leaves float are said to be float, and nothing else is.
-        assert not matters([it for it in found if it.op in aim.weight_only_ops or it.rule != "float-layer"]), found
+        assert not matters([it for it in found if it.op in chosen.weight_only_ops or it.rule != "float-layer"]), found
 
 
 def test_the_newest_runtime_dequantizes_weights_of_convolutions_in_every_run(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ def test_options_of_the_light_pipeline_are_refused_in_the_plain_one(option: str,
     assert getattr(light(**{option: value}), option) is value
 
 
-@pytest.mark.parametrize("aim", ["compression", "max_loss", "limits"])
-def test_any_one_aim_will_do(aim: str) -> None:
-    assert getattr(light(bits=MIX, **{aim: OPTIONS[aim][0]}), aim) == OPTIONS[aim][0]
+@pytest.mark.parametrize("chosen", ["compression", "max_loss", "limits"])
+def test_any_one_aim_will_do(chosen: str) -> None:
+    assert getattr(light(bits=MIX, **{chosen: OPTIONS[chosen][0]}), chosen) == OPTIONS[chosen][0]
 
 
 def test_a_list_of_bits_needs_an_aim() -> None:

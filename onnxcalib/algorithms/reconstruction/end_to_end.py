@@ -86,7 +86,7 @@ END_TO_END = Schedule(
 )
 # On the scales that are written, which may not move any more.
 FINAL_SCALES = replace(
-    END_TO_END, stage="end-to-end AdaQuant, scales settled", steps=200, before=600, after=0, scale=None
+    END_TO_END, stage="end-to-end AdaQuant, final scales", steps=200, before=600, after=0, scale=None
 )
 
 
@@ -326,7 +326,7 @@ def _moved(qparams: QuantParams, scale: FloatArray) -> QuantParams:
 
 
 def _centred(params: LayerParams, shrink: float) -> FloatArray:
-    """Weights pulled towards their quantized values: where many are at the edge of two, all would jump."""
+    """Weights shrunk towards the grid: where many are at the edge of two, all would jump."""
     quantized = dequantize(params.quantized, params.qparams)
     half = broadcast(params.qparams.scale, params.qparams.axis, quantized.ndim) / 2
     return np.asarray(quantized + shrink * np.clip(params.weight - quantized, -half, half), np.float32)

@@ -1,4 +1,4 @@
-"""Every layer trained by itself: in parallel on the float model's inputs, or in turn on the quantized network's."""
+"""Every layer trained by itself: in parallel on the float model's inputs, or sequentially on the quantized network's."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Layerwise:
                         self._capture_input(plan, layer, known, _made(Path(folder) / f"{place}"))
                     found = cached[layer.name]
                     if found is None:
-                        found = self._in_turn(plan, layer, known.get(layer.input), targets.get(layer.activated))
+                        found = self._next(plan, layer, known.get(layer.input), targets.get(layer.activated))
                         self.checkpoint.put(layer.name, found)
                         done += 1
                         self._tell("sequential", done, len(names))
@@ -175,7 +175,7 @@ class Layerwise:
         names = [layer.activated for layer in layers]
         return capture(self.model.proto, names, self.data, _made(Path(folder) / "targets"))
 
-    def _in_turn(
+    def _next(
         self, plan: QuantPlan, layer: Layer, inputs: DiskActivations | None, targets: DiskActivations | None
     ) -> Optimised:
         start, qparams = plan.layers[layer.name], plan.layer_input(layer.input)
@@ -221,10 +221,10 @@ class Layerwise:
         # Long layers first would finish sooner, but results are wanted in order.
         for key, problem in problems.items():
             tensors = read.get(problem.layer.input), activations.get(problem.layer.activated)
-            jobs.append((key, pool.submit(self._optimised_and_kept, parts[key], problem, *tensors)))
+            jobs.append((key, pool.submit(self._optimised_and_cached, parts[key], problem, *tensors)))
         return jobs
 
-    def _optimised_and_kept(
+    def _optimised_and_cached(
         self, part: Any, problem: LayerProblem, inputs: DiskActivations | None, targets: DiskActivations | None
     ) -> Optimised:
         found = self._optimised(problem, inputs, targets, 1)
@@ -250,7 +250,7 @@ class Layerwise:
         scheme, alone, bounds = None, False, UNBOUNDED
         if qparams is not None:
             tensor = self.points.group(layer)
-            # At eight bits a carried tensor is read as it is; a grid that several layers share stays as it is.
+            # At eight bits a shared tensor is read as it is; a grid that several layers share stays as it is.
             if not tensor.shared or precision.activation < 8:
                 scheme = self.target.activation_scheme(precision.activation, positive=not qparams.signed)
             alone, bounds = len(tensor.layers) == 1, tensor.bounds
