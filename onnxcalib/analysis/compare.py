@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from onnxcalib.errors import ModelError
 from onnxcalib.model.equalize import IntArray, exponents_of, factors_of
 from onnxcalib.model.io import load
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.quantized import QuantizedFile, read_quantized
+from onnxcalib.model.quantized import read_quantized
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.numerics.losses import sqnr_db
@@ -76,10 +76,11 @@ def compare_layers(
             f"{paths[0]} and {paths[1]} have no quantized layer of one name.", "Compare files made from one model."
         )
     data = first(data, SAMPLES)
-    bits = [_bits(file) for file in files]
+    precisions = [{layer.name: layer.bits for layer in file.layers} for file in files]
+    bits = {name: (precisions[0].get(name, "float"), precisions[1].get(name, "float")) for name in names}
     if reference is None:
         found = layer_noise(files[0].proto, files[1].proto, names, data, progress)
-        rows = [LayerComparison(name, _pair(bits, name), None, found[name]) for name in names]
+        rows = [LayerComparison(name, bits[name], None, found[name]) for name in names]
         return sorted(rows, key=lambda row: row.difference_db)
     names = [name for name in names if name in _outputs(reference.proto)]
     if not names:
@@ -92,7 +93,7 @@ def compare_layers(
         here, there = (noise[name] for noise in noises)
         # Two layers without noise are alike, not unknown.
         change = 0.0 if here == there else there - here
-        rows.append(LayerComparison(name, _pair(bits, name), (here, there), change))
+        rows.append(LayerComparison(name, bits[name], (here, there), change))
     return sorted(rows, key=lambda row: -abs(row.difference_db))
 
 
@@ -142,12 +143,3 @@ def csv_rows(rows: Sequence[LayerComparison]) -> list[list[str]]:
 
 def _outputs(model: onnx.ModelProto) -> dict[str, str]:
     return {node.name: node.output[0] for node in model.graph.node if node.output}
-
-
-def _bits(file: QuantizedFile) -> dict[str, str]:
-    return {layer.name: layer.bits for layer in file.layers}
-
-
-def _pair(bits: Sequence[Mapping[str, str]], name: str) -> tuple[str, str]:
-    first_bits, second_bits = (each.get(name, "float") for each in bits)
-    return first_bits, second_bits

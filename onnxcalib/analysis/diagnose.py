@@ -70,15 +70,26 @@ def diagnose(
     model: Model, layers: Sequence[Layer], file: QuantizedFile, data: Dataset, progress: Progress
 ) -> Diagnosis:
     """Requires a file that was made from the model; streams over a few samples, both models side by side."""
-    probes = _Probes(model, layers, file)
-    data = first(data, SAMPLES)
-    batch = min(fitting_batch(probes.float, data), fitting_batch(probes.quantized, data))
-    done = 0
+    teacher, data = typed(model.proto), first(data, SAMPLES)
+    pairs, kinds = Pairs(teacher, file.proto), find_output_kinds(teacher)
+    known = {layer.name for layer in file.layers}
+    probes = [
+        _Probe(teacher, file.proto, layer, pairs, ModelLoss(kinds, temperature=TEMPERATURE))
+        for layer in layers
+        if layer.name in known and layer.summed in pairs.quantized_of
+    ]
+    wanted = [name for probe in probes for name in (*probe.reads.values(), probe.reference, *probe.fed)]
+    sessions = showing(teacher, wanted), showing(file.proto, [probe.output for probe in probes])
+    batch = min(fitting_batch(session, data) for session in sessions)
+    loss, done = ModelLoss(kinds, temperature=TEMPERATURE), 0
     for feed in data.batches(batch):
-        probes.update(feed)
+        floats, quantized = ({**feed, **session.run(feed)} for session in sessions)
+        loss.update(floats, quantized)
+        for probe in probes:
+            probe.update(floats, quantized)
         done += samples_in(feed, data)
         progress("diagnose", min(done, len(data)), len(data))
-    return Diagnosis(done, probes.loss.value, tuple(probe.diagnosis() for probe in probes.probes))
+    return Diagnosis(done, loss.value, tuple(probe.diagnosis() for probe in probes))
 
 
 class Pairs:
@@ -104,18 +115,17 @@ class _Probe:
         self.output = pairs.quantized_of[layer.summed]
         # What lies between a MatMul and its bias is inside the layer.
         outside = set(pairs.float_of) - {pairs.quantized_of.get(layer.output)}
-        part, self.reads = upstream(file, [self.output], outside)
-        self.alone = Session(part)
+        part, reads = upstream(file, [self.output], outside)
+        self.alone, self.reads = Session(part), {name: pairs.float_of[name] for name in reads}
         rest, self.fed = after(model, layer.summed)
         self.rest = Session(rest) if rest is not None else None
         self.loss = loss
         self.signal = self.noise = self.own = 0.0
 
-    def update(self, floats: Tensors, quantized: Tensors, pairs: Pairs) -> None:
+    def update(self, floats: Tensors, quantized: Tensors) -> None:
         reference = floats[self.reference].astype(np.float64)
-        made = {
-            self.reference: self.alone.run({name: floats[pairs.float_of[name]] for name in self.reads})[self.output]
-        }
+        alone = self.alone.run({name: floats[twin] for name, twin in self.reads.items()})
+        made = {self.reference: alone[self.output]}
         self.signal += float((reference**2).sum())
         self.noise += float(((reference - quantized[self.output]) ** 2).sum())
         self.own += float(((reference - made[self.reference]) ** 2).sum())
@@ -127,30 +137,6 @@ class _Probe:
     def diagnosis(self) -> LayerDiagnosis:
         alone, together = (sqnr_db(self.signal, noise) for noise in (self.own, self.noise))
         return LayerDiagnosis(self.name, together, alone, self.loss.value)
-
-
-class _Probes:
-    def __init__(self, model: Model, layers: Sequence[Layer], file: QuantizedFile) -> None:
-        proto, teacher = file.proto, typed(model.proto)
-        self.pairs = Pairs(teacher, proto)
-        known, kinds = {layer.name for layer in file.layers}, find_output_kinds(teacher)
-        self.probes = [
-            _Probe(teacher, proto, layer, self.pairs, ModelLoss(kinds, temperature=TEMPERATURE))
-            for layer in layers
-            if layer.name in known and layer.summed in self.pairs.quantized_of
-        ]
-        self.loss = ModelLoss(kinds, temperature=TEMPERATURE)
-        wanted = [self.pairs.float_of[name] for probe in self.probes for name in probe.reads]
-        self.float = showing(
-            teacher, [*wanted, *(name for probe in self.probes for name in (probe.reference, *probe.fed))]
-        )
-        self.quantized = showing(proto, [probe.output for probe in self.probes])
-
-    def update(self, feed: Tensors) -> None:
-        floats, quantized = ({**feed, **session.run(feed)} for session in (self.float, self.quantized))
-        self.loss.update(floats, quantized)
-        for probe in self.probes:
-            probe.update(floats, quantized, self.pairs)
 
 
 def showing(model: onnx.ModelProto, names: Collection[str]) -> Session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def evaluate_files(
     _same_inputs(paths, [tuple(spec.name for spec in input_specs(proto)) for proto in protos])
     sessions = [Session(proto, str(path)) for proto, path in zip(protos, paths, strict=True)]
     teacher = Session(float_proto, str(reference)) if float_proto is not None else None
-    scores = [_Score(kinds) for _ in paths]
+    scores = [_Score(kinds, ModelLoss(kinds)) for _ in paths]
     done = 0
     for feed in data.batches(BATCH):
         samples = samples_in(feed, data)
@@ -107,16 +107,13 @@ def _latencies(sessions: Sequence[Session], feed: Feed) -> list[float]:
 @dataclass
 class _Score:
     kinds: dict[str, OutputKind]
+    loss: ModelLoss
     right: int = 0
     judged: int = 0
     agreed: int = 0
     compared: int = 0
     signal: float = 0.0
     noise: float = 0.0
-    loss: ModelLoss = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.loss = ModelLoss(self.kinds)
 
     def update(
         self, outputs: Tensors, expected: Tensors | None, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None

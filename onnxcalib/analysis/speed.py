@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from onnxcalib.analysis.layer_rows import ReportData
@@ -24,6 +24,7 @@ INTEGER_LAYERS = (
     "MatMulIntegerToFloat",
     "MatMulNBits",
 )
+MOVING_OPS = (*SAME_QPARAMS_OPS, "QuantizeLinear", "DequantizeLinear", "Clip")  # of values that stay quantized
 
 
 def speed(path: Path, layers: Sequence[QuantizedLayer], report: ReportData | None) -> list[str]:
@@ -38,10 +39,10 @@ def speed(path: Path, layers: Sequence[QuantizedLayer], report: ReportData | Non
     if slow:
         lines.append(f"In float: {listed(slow)}.")
     if converters:
-        between = sorted({node.op_type for node in graph.node if not _is_integer(node.op_type)} - set(FLOAT_LAYERS))
+        between = {op for op in ops if not op.startswith("QLinear")} - {*FLOAT_LAYERS, *INTEGER_LAYERS, *MOVING_OPS}
+        floats = f"; float ops: {', '.join(sorted(between))}" if between else ""
         lines.append(
-            f"{converters} QuantizeLinear and DequantizeLinear remain between integer and float parts"
-            + (f"; float ops: {', '.join(between)}." if between else ".")
+            f"{converters} QuantizeLinear and DequantizeLinear remain between integer and float parts{floats}."
         )
     index = GraphIndex(graph)
     makers = (index.producers.get(node.input[0]) for node in graph.node if node.op_type == "Clip")
@@ -60,39 +61,19 @@ def speed(path: Path, layers: Sequence[QuantizedLayer], report: ReportData | Non
     return lines
 
 
-def _is_integer(op: str) -> bool:
-    """Integer kernels, and ops that only move or clip quantized values."""
-    return op.startswith("QLinear") or op in (
-        *INTEGER_LAYERS,
-        *SAME_QPARAMS_OPS,
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "Clip",
-    )
-
-
 def _slow_patterns(layers: Sequence[QuantizedLayer]) -> list[str]:
     """What is known to be slow on onnxruntime's CPU provider."""
-    patterns: tuple[tuple[str, Callable[[QuantizedLayer], bool]], ...] = (
-        ("depthwise: little to compute for each byte, so integers gain less", lambda each: each.depthwise),
-        ("weights are unsigned, which is slower than float on some versions", lambda each: not each.weight.signed),
-        (
-            "weight zero points are not 0: slow, or refused, in convolutions",
-            lambda each: each.weight.signed and bool(each.weight.zero_point.any()),
+    patterns: Mapping[str, Callable[[QuantizedLayer], bool]] = {
+        "depthwise: little to compute for each byte, so integers gain less": lambda it: it.depthwise,
+        "weights are unsigned, which is slower than float on some versions": lambda it: not it.weight.signed,
+        "weight zero points are not 0: slow, or refused, in convolutions": lambda it: (
+            it.weight.signed and bool(it.weight.zero_point.any())
         ),
-        ("only weights are quantized: it computes in float", lambda each: each.input is None),
-        (
-            "activations of 16 bits: it computes in float",
-            lambda each: each.input is not None and each.input.bits > MAX_BITS,
-        ),
-        (
-            "its bias is float, which onnxruntime 1.19 does not fuse",
-            lambda each: each.bias == "float" and each.op == "Conv",
-        ),
-    )
-    lines = []
-    for words, fits in patterns:
-        names = [each.name for each in layers if fits(each)]
-        if names:
-            lines.append(f"{len(names)} of {len(layers)} layers, {words}: {listed(names)}.")
-    return lines
+        "only weights are quantized: it computes in float": lambda it: it.input is None,
+        "activations of 16 bits: it computes in float": lambda it: it.input is not None and it.input.bits > MAX_BITS,
+        "its bias is float, which onnxruntime 1.19 does not fuse": lambda it: it.bias == "float" and it.op == "Conv",
+    }
+    found = {words: [it.name for it in layers if fits(it)] for words, fits in patterns.items()}
+    return [
+        f"{len(names)} of {len(layers)} layers, {words}: {listed(names)}." for words, names in found.items() if names
+    ]

@@ -28,15 +28,9 @@ STYLE = {
     "font.size": 8.5,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
     "grid.color": RULE,
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
@@ -72,11 +66,9 @@ class Picture:
     png: bytes
 
 
-def drawing(
-    name: str, caption: str, height: float, rows: int = 1, columns: int = 1, **settings: Any
-) -> tuple[Drawing, Any]:
-    """An empty figure of the page's width, and its axes."""
-    figure, axes = pyplot().subplots(rows, columns, figsize=(WIDTH, height), layout="constrained", **settings)
+def drawing(name: str, caption: str, height: float, *grid: int, **settings: Any) -> tuple[Drawing, Any]:
+    """An empty figure of the page's width, and its axes: one, or a grid of rows and columns."""
+    figure, axes = pyplot().subplots(*grid, figsize=(WIDTH, height), layout="constrained", **settings)
     return Drawing(name, caption, figure), axes
 
 
@@ -112,9 +104,5 @@ def _inlined(svg: str, name: str, caption: str) -> str:
     body = body.replace("fill: #ffffff", "fill: var(--paper)").replace("stroke: #ffffff", "stroke: var(--paper)")
     for colour, variable in VARIABLES.items():
         body = body.replace(colour, f"var({variable})")
-    return re.sub(
-        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
-        rf'<svg viewBox="\1" role="img" aria-label="{html.escape(caption)}">',
-        body,
-        count=1,
-    )
+    head = rf'<svg viewBox="\1" role="img" aria-label="{html.escape(caption)}">'
+    return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', head, body, count=1)
