@@ -13,7 +13,7 @@ from itertools import combinations
 
 from onnxcalib.errors import RecipeError, near
 from onnxcalib.mixed_precision import greedy
-from onnxcalib.mixed_precision.search_space import AdditiveMetric, Constraint, Group, SearchSpace, cheapest
+from onnxcalib.mixed_precision.search_space import AdditiveMetric, Constraint, Group, SearchSpace
 from onnxcalib.mixed_precision.solver import DEFAULT, Solution, SolveOptions, best
 from onnxcalib.mixed_precision.table import SensitivityTable, check
 from onnxcalib.recipe import Precision
@@ -109,6 +109,9 @@ def greedy_accuracy(table: SensitivityTable, limit: Limit, overrides: Mapping[st
 def greedy_compression(table: SensitivityTable, limit: Limit, overrides: Mapping[str, Precision] = {}) -> Allocation:
     """The baseline that puts every layer at its cheapest and raises the smallest layers while the budget lasts."""
     return _greedy(table, limit, overrides, greedy.raise_smallest, "greedy-compression")
+
+
+GREEDY = {"greedy-accuracy": greedy_accuracy, "greedy-compression": greedy_compression}
 
 
 # From the table and the request to a search space and its metrics.
@@ -228,7 +231,7 @@ def _least(space: SearchSpace, metric: AdditiveMetric, constraints: Sequence[Con
 
 def _unreachable(table: SensitivityTable, space: SearchSpace, constraints: Sequence[Constraint]) -> RecipeError:
     """Say which limits cannot be met and how low each can go, all other limits held if they can be."""
-    broken = [it for it in constraints if not it.holds(cheapest(space, it.metric, it.metric))]
+    broken = [it for it in constraints if not it.holds(space.cheapest(it.metric, it.metric))]
     lows: list[tuple[Constraint, float]] = []
     for constraint in broken or constraints:
         low = _least(space, constraint.metric, [other for other in constraints if other is not constraint])

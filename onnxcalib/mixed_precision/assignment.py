@@ -6,21 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxcalib.errors import RecipeError
-from onnxcalib.mixed_precision.allocate import (
-    Allocation,
-    Limit,
-    greedy_accuracy,
-    greedy_compression,
-    maximise_gain,
-    minimise_loss,
-)
+from onnxcalib.mixed_precision.allocate import GREEDY, Allocation, Limit, maximise_gain, minimise_loss
 from onnxcalib.mixed_precision.request import Request
 from onnxcalib.mixed_precision.rerank import Reranking, Score, rerank
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.recipe import Precision
 
 TRIES = 12
-METHODS = ("integer-program", "greedy-accuracy", "greedy-compression")
+METHODS = ("integer-program", *GREEDY)
 Measure = Callable[[Mapping[str, Precision]], float]
 
 
@@ -56,9 +49,8 @@ def assign(table: SensitivityTable, request: Request, measure: Measure) -> Assig
         overrun = (found.measured_loss - table.base_loss) / max(most - table.base_loss, 1e-12)
         budget = min(allocation.estimated_loss, budget) / max(1.1 * overrun, 1.25)
         if budget == 0.0:  # estimates of nothing at all cannot shrink: only the base precision is left
-            at_base = request.with_override({row.layer: table.base for row in table.layers})
-            last = minimise_loss(table, at_base.limits, at_base.overrides)
-            found = _measured(table, last, measure, tries + 1)
+            at_base = {row.layer: table.base for row in table.layers} | dict(request.overrides)
+            found = _measured(table, minimise_loss(table, request.limits, at_base), measure, tries + 1)
             if found.measured_loss <= most:
                 return found
             break
@@ -98,7 +90,7 @@ def solve(table: SensitivityTable, request: Request, method: str) -> Allocation:
         return maximise_gain(table, request.minimise, request.max_loss - table.base_loss, limits, overrides)
     if request.max_loss is not None or len(limits) != 1:
         raise RecipeError(f"--method {method} takes one limit and no --max-loss.", "Give --compression alone.")
-    return (greedy_accuracy if method == METHODS[1] else greedy_compression)(table, limits[0], overrides)
+    return GREEDY[method](table, limits[0], overrides)
 
 
 def _measured(table: SensitivityTable, allocation: Allocation, measure: Measure, tries: int) -> Assigned:

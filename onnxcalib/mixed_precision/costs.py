@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxcalib.algorithms.rounding import CandidatePrecisions
@@ -27,6 +27,13 @@ class Problem:
     candidates: Candidates
     candidate_precisions: CandidatePrecisions
     base: Precision
+
+    def each(self, cost: Callable[[Layer, Precision], float]) -> dict[str, dict[Precision, float]]:
+        """A cost of every layer at each of its choices."""
+        return {
+            layer.name: {choice: float(cost(layer, choice)) for choice in self.candidate_precisions[layer.name]}
+            for layer in self.layers
+        }
 
 
 def unmeasured(problem: Problem, elements: Mapping[str, float]) -> SensitivityTable:
@@ -59,22 +66,12 @@ def costs_of(problem: Problem, elements: Mapping[str, float]) -> dict[str, _Cost
     macs = {layer.name: layer.macs for layer in problem.layers}
     known = {name: count for name, count in macs.items() if count is not None}
     if len(known) == len(macs):
-        bops = {
-            name: {
-                choice: float(known[name] * choice.weight * choice.activation)
-                for choice in problem.candidate_precisions[name]
-            }
-            for name in known
-        }
+        bops = problem.each(lambda layer, choice: known[layer.name] * choice.weight * choice.activation)
         costs["bops"] = _Cost(bops, 0.0, float(sum(known.values()) * 32 * 32))
     first = {tensor: next(layer.name for layer in problem.layers if layer.input == tensor) for tensor in elements}
-    activation = {
-        layer.name: {
-            choice: elements[layer.input] * choice.activation / 8 if first[layer.input] == layer.name else 0.0
-            for choice in problem.candidate_precisions[layer.name]
-        }
-        for layer in problem.layers
-    }
+    activation = problem.each(
+        lambda layer, choice: elements[layer.input] * choice.activation / 8 if first[layer.input] == layer.name else 0.0
+    )
     costs["activation"] = _Cost(activation, 0.0, 4.0 * sum(elements.values()))
     return costs
 
@@ -84,16 +81,11 @@ def _size(problem: Problem) -> _Cost:
     plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
     # Quant nodes read float weights; what counts is what the hardware will hold.
     written = constant_bytes(write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ)))
-    layers = {
-        layer.name: {
-            choice: float(stored_bytes(layer.weight_shape, choice.weight, problem.target.storage))
-            for choice in problem.candidate_precisions[layer.name]
-        }
-        for layer in problem.layers
-    }
+    storage = problem.target.storage
+    layers = problem.each(lambda layer, choice: stored_bytes(layer.weight_shape, choice.weight, storage))
     fixed = written - sum(sizes[problem.base] for sizes in layers.values())
     widths = {choice.weight for choices in problem.candidate_precisions.values() for choice in choices}
-    shared = shared_plane_bytes(widths) if problem.target.storage is Storage.BIT_PLANES else 0
+    shared = shared_plane_bytes(widths) if storage is Storage.BIT_PLANES else 0
     return _Cost(layers, fixed + shared + _new_biases(problem), float(constant_bytes(problem.model.proto)))
 
 

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxcalib.errors import RecipeError
-from onnxcalib.mixed_precision.allocate import (
-    Allocation,
-    Limit,
-    greedy_accuracy,
-    greedy_compression,
-    least_reachable,
-    minimise_loss,
-)
+from onnxcalib.mixed_precision.allocate import GREEDY, Allocation, Limit, least_reachable, minimise_loss
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.recipe import Precision
 
@@ -53,7 +46,7 @@ def curve(
     whole = table.float_costs["size"]
     for ratio in ratios:
         limit = Limit("size", ratio * whole * (1 + 1e-12))
-        for solve in (_exact, greedy_accuracy, greedy_compression):
+        for solve in (_exact, *GREEDY.values()):
             try:
                 found = solve(table, limit, overrides)
             except RecipeError:

@@ -5,15 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from onnxcalib.mixed_precision.search_space import (
-    AdditiveMetric,
-    Choices,
-    Constraint,
-    Group,
-    SearchSpace,
-    cheapest,
-    cheapest_at,
-)
+from onnxcalib.mixed_precision.search_space import AdditiveMetric, Choices, Constraint, Group, SearchSpace
 from onnxcalib.recipe import Precision
 
 Rule = Callable[[SearchSpace, Precision, Constraint, AdditiveMetric], Choices | None]
@@ -46,7 +38,7 @@ def lower_most_robust(space: SearchSpace, base: Precision, limit: Constraint, lo
 def raise_smallest(space: SearchSpace, base: Precision, limit: Constraint, loss: AdditiveMetric) -> Choices | None:
     """From the cheapest on, raise layers to the base, smallest first, where the limit still holds, if it can."""
     cost = limit.metric
-    choices = cheapest(space, cost, loss)
+    choices = space.cheapest(cost, loss)
     if not limit.holds(choices):
         return None
     group_of = {name: group for group in space.groups for name in group}
@@ -73,7 +65,7 @@ def _moves(
     for other in [] if alone else space.shared_bits(group):
         changes.append(_keep_weights(space, group, other, choices, cost, loss))
         # Without this one, the group could stop short of its cheapest choice.
-        changes.append(cheapest_at(space, group, other, cost, loss))
+        changes.append(space.cheapest_at(group, other, cost, loss))
     for change in changes:
         before = {layer: choices[layer] for layer in change}
         saving = cost.part(change) - cost.part(before)
@@ -93,7 +85,7 @@ def _keep_weights(
     space: SearchSpace, group: Group, bits: int, choices: Choices, cost: AdditiveMetric, loss: AdditiveMetric
 ) -> Choices:
     """The group at other activation bits; a layer that lacks its weight bits there takes its cheapest choice."""
-    moved = cheapest_at(space, group, bits, cost, loss)
+    moved = space.cheapest_at(group, bits, cost, loss)
     for layer in group:
         same = Precision(choices[layer].weight, bits)
         if same in space.candidates[layer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from onnxcalib.algorithms.rounding import CandidatePrecisions
@@ -33,10 +33,6 @@ class Request:
         """The recipe's request of a table that has the user's own costs."""
         overrides = _overrides([row.layer for row in table.layers], recipe)
         return cls(tuple(_limits(table, recipe)), overrides, recipe.max_loss, recipe.get("minimise"))
-
-    def with_override(self, more: Mapping[str, Precision]) -> Request:
-        """The same, with other layers fixed as well."""
-        return replace(self, overrides={**more, **self.overrides})
 
 
 def edge_precisions(names: Sequence[str], recipe: Recipe, precision: Precision) -> dict[str, Precision]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from onnxcalib.errors import RecipeError
-from onnxcalib.mixed_precision.allocate import Allocation, Limit, greedy_accuracy, greedy_compression, minimise_loss
+from onnxcalib.mixed_precision.allocate import GREEDY, Allocation, Limit, minimise_loss
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.recipe import Precision
 
@@ -102,7 +102,7 @@ def _baselines(table: SensitivityTable, limits: Sequence[Limit], overrides: Over
     """Both greedy assignments, where they reach the one limit that they know."""
     if len(limits) != 1:
         return
-    for solve in (greedy_accuracy, greedy_compression):
+    for solve in GREEDY.values():
         try:
             yield solve(table, limits[0], overrides)
         except RecipeError:
@@ -116,10 +116,7 @@ def _around(
     choices = best.allocation.choices
     lowered = [row for row in table.layers if row.layer not in overrides and choices[row.layer] != table.base]
     for row in sorted(lowered, key=lambda row: -row.losses[choices[row.layer]]):
-        barred = {
-            **best.barred,
-            row.layer: best.barred.get(row.layer, frozenset()) | {choices[row.layer]},
-        }
+        barred = {**best.barred, row.layer: best.barred.get(row.layer, frozenset()) | {choices[row.layer]}}
         try:
             found = minimise_loss(_without(table, barred), limits, overrides)
         except RecipeError:

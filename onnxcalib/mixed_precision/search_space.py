@@ -82,39 +82,38 @@ class SearchSpace:
         floor = self.floor(metric)
         return np.array([metric.values[layer][choice] - floor[layer] for layer, choice in self.columns()])
 
+    def undominated(self, metrics: Sequence[AdditiveMetric]) -> SearchSpace:
+        """The space without choices that another beats or equals in every metric; of equals the higher bits stay."""
+        candidates = dict(self.candidates)
+        for group in self.groups:
+            for layer in group:
+                offered = candidates[layer]
+                values = np.array([[metric.values[layer][it] for metric in metrics] for it in offered])
+                beats = (values[:, None, :] <= values[None, :, :]).all(axis=2)
+                # Of two that beat each other, the one that stands first, the higher, wins.
+                beats &= ~beats.T | np.tri(len(offered), k=-1, dtype=bool).T
+                if len(group) > 1:  # others of the group may need these activation bits
+                    bits = np.array([choice.activation for choice in offered])
+                    beats &= bits[:, None] == bits
+                beaten = np.asarray(beats.any(axis=0))
+                candidates[layer] = tuple(choice for choice, out in zip(offered, beaten, strict=True) if not out)
+        return SearchSpace(candidates, self.groups)
 
-def undominated(space: SearchSpace, metrics: Sequence[AdditiveMetric]) -> SearchSpace:
-    """The space without choices that another is as good as in every metric; of equals the higher precision stays."""
-    candidates = dict(space.candidates)
-    for group in space.groups:
+    def cheapest(self, cost: AdditiveMetric, loss: AdditiveMetric) -> Choices:
+        """The least total cost, exactly: nothing couples one group to another; ties go to the lower loss."""
+        choices: Choices = {}
+        for group in self.groups:
+            offers = [self.cheapest_at(group, bits, cost, loss) for bits in self.shared_bits(group)]
+            ranks = [(cost.part(offer), loss.part(offer)) for offer in offers]
+            choices |= offers[ranks.index(min(ranks))]
+        return choices
+
+    def cheapest_at(self, group: Group, bits: int, cost: AdditiveMetric, loss: AdditiveMetric) -> Choices:
+        """The group at these activation bits, each layer at its cheapest."""
+        choices: Choices = {}
         for layer in group:
-            offered = candidates[layer]
-            values = np.array([[metric.values[layer][it] for metric in metrics] for it in offered])
-            beats = (values[:, None, :] <= values[None, :, :]).all(axis=2)
-            # Of two that beat each other, the one that stands first, the higher, wins.
-            beats &= ~beats.T | np.tri(len(offered), k=-1, dtype=bool).T
-            if len(group) > 1:  # others of the group may need these activation bits
-                bits = np.array([choice.activation for choice in offered])
-                beats &= bits[:, None] == bits
-            beaten = np.asarray(beats.any(axis=0))
-            candidates[layer] = tuple(choice for choice, out in zip(offered, beaten, strict=True) if not out)
-    return SearchSpace(candidates, space.groups)
-
-
-def cheapest(space: SearchSpace, cost: AdditiveMetric, loss: AdditiveMetric) -> Choices:
-    """The least total cost, exactly: nothing couples one group to another; ties go to the lower loss."""
-    choices: Choices = {}
-    for group in space.groups:
-        offers = [cheapest_at(space, group, bits, cost, loss) for bits in space.shared_bits(group)]
-        ranks = [(cost.part(offer), loss.part(offer)) for offer in offers]
-        choices |= offers[ranks.index(min(ranks))]
-    return choices
-
-
-def cheapest_at(space: SearchSpace, group: Group, bits: int, cost: AdditiveMetric, loss: AdditiveMetric) -> Choices:
-    """The group at these activation bits, each layer at its cheapest."""
-    choices: Choices = {}
-    for layer in group:
-        ranked = [(cost.values[layer][it], loss.values[layer][it], -it.weight, it) for it in space.at_bits(layer, bits)]
-        choices[layer] = min(ranked)[-1]
-    return choices
+            ranked = [
+                (cost.values[layer][it], loss.values[layer][it], -it.weight, it) for it in self.at_bits(layer, bits)
+            ]
+            choices[layer] = min(ranked)[-1]
+        return choices

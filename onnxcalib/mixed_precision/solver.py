@@ -17,15 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxcalib.errors import OnnxcalibError
-from onnxcalib.mixed_precision.search_space import (
-    AdditiveMetric,
-    Choices,
-    Constraint,
-    SearchSpace,
-    cheapest,
-    cheapest_at,
-    undominated,
-)
+from onnxcalib.mixed_precision.search_space import AdditiveMetric, Choices, Constraint, SearchSpace
 
 TOLERANCE = 1e-9
 LARGEST = 1e4  # the largest cost that HiGHS sees, for its tolerances are absolute
@@ -90,12 +82,12 @@ def best(
     options: SolveOptions = DEFAULT,
 ) -> Solution | None:
     """The least objective within the constraints, up to the gap; None if nothing is within the constraints."""
-    free = cheapest(space, objective, tie)
+    free = space.cheapest(objective, tie)
     if all(it.holds(free) for it in constraints):
         return Solution(free)
-    if not all(it.holds(cheapest(space, it.metric, it.metric)) for it in constraints):
+    if not all(it.holds(space.cheapest(it.metric, it.metric)) for it in constraints):
         return None
-    space = undominated(space, [objective, *(it.metric for it in constraints), tie])
+    space = space.undominated([objective, *(it.metric for it in constraints), tie])
     found = _solve(space, objective, constraints, options)
     return found and replace(found, choices=_settle_ties(space, objective, constraints, tie, found.choices))
 
@@ -155,7 +147,7 @@ def _settle_ties(
     space = SearchSpace(no_worse, space.groups).shared_only()
     for group in space.groups:
         for bits in space.shared_bits(group):
-            changed = choices | cheapest_at(space, group, bits, tie, objective)
+            changed = choices | space.cheapest_at(group, bits, tie, objective)
             better = (tie.total(changed), -bits) < (tie.total(choices), -choices[group[0]].activation)
             if better and all(it.holds(changed) for it in constraints):
                 choices = changed

@@ -76,10 +76,8 @@ def distillation_loss(
 
     def wanted(name: str) -> str:
         # Sizes may differ from feed to feed, as lengths of sequences do.
-        return writer.input(
-            reference_name(name),
-            [f"{name}:{axis}" for axis in range(1, reference[name].ndim)] if reference[name].ndim else None,
-        )
+        sizes = [f"{name}:{axis}" for axis in range(1, reference[name].ndim)]
+        return writer.input(reference_name(name), sizes if reference[name].ndim else None)
 
     def squared_error(name: str) -> str:
         return writer.squared_error(name, wanted(name), float(np.mean(np.square(reference[name], dtype=np.float64))))
@@ -87,14 +85,11 @@ def distillation_loss(
     def total(parts: Sequence[str]) -> str:
         return parts[0] if len(parts) == 1 else writer.node("Add", [parts[0], total(parts[1:])])
 
-    loss = total(
-        [
-            squared_error(name)
-            if output_kind is OutputKind.VALUES
-            else _cross_entropy(writer, name, wanted(name), output_kind)
-            for name, output_kind in kinds.items()
-        ]
-    )
+    def error(name: str, kind: OutputKind) -> str:
+        values = kind is OutputKind.VALUES
+        return squared_error(name) if values else _cross_entropy(writer, name, wanted(name), kind)
+
+    loss = total([error(name, kind) for name, kind in kinds.items()])
     if hints:
         each = writer.node("Div", [writer.input(HINTED, None), writer.number("hints", np.float32(len(hints)))])
         loss = writer.node("Add", [loss, writer.node("Mul", [total([squared_error(name) for name in hints]), each])])
@@ -130,11 +125,8 @@ class _FloatForm:
         self.weights = {nodes[layer.name].input[1]: layer for layer in layers if layer.name in plan.layers}
         self.inputs = {nodes[layer.name].input[0]: layer.input for layer in layers if layer.name in plan.layers}
         # The biases that are fed from parameters, by node and place.
-        self.biases = {
-            self._bias_place(nodes, layer): self.values[bias_name(layer)]
-            for layer in layers
-            if bias_name(layer) in self.values
-        }
+        trained = [layer for layer in layers if bias_name(layer) in self.values]
+        self.biases = {self._bias_place(nodes, layer): self.values[bias_name(layer)] for layer in trained}
 
     def _bias_place(self, nodes: Mapping[str, onnx.NodeProto], layer: Layer) -> tuple[str, int]:
         if layer.bias_node is None:
@@ -171,11 +163,9 @@ class _FloatForm:
         if layer is not None and weight_name(layer) in self.values:
             self._quantize_weight(node, layer)
             return
-        values = (quantized.astype(np.int32) - broadcast(zero, axis, quantized.ndim)) * broadcast(
-            scale, axis, quantized.ndim
-        )
-        tensor = numpy_helper.from_array(values.astype(np.float32), node.output[0])
-        self.writer.constants.append(tensor)
+        scale, zero = (broadcast(each, axis, quantized.ndim) for each in (scale, zero))
+        values = ((quantized.astype(np.int32) - zero) * scale).astype(np.float32)
+        self.writer.constants.append(numpy_helper.from_array(values, node.output[0]))
 
     def _quantize_weight(self, node: onnx.NodeProto, layer: Layer) -> None:
         qparams, writer = self.plan.layers[layer.name].qparams, self.writer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxcalib.errors import RecipeError
@@ -121,8 +121,9 @@ def parse_choice(option: str, value: str) -> enum.StrEnum:
     try:
         return kind(value)
     except ValueError as error:
-        what = option.replace("_", "-")
-        raise RecipeError(f"'{value}' is not a choice for --{what}.", f"Choose {_or(kind)}.") from error
+        what, (*others, last) = option.replace("_", "-"), kind
+        hint = f"Choose {', '.join(others)} or {last}."
+        raise RecipeError(f"'{value}' is not a choice for --{what}.", hint) from error
 
 
 def parse_pair(option: str, text: str) -> tuple[str, str]:
@@ -132,8 +133,3 @@ def parse_pair(option: str, text: str) -> tuple[str, str]:
     if not equals or not name or not value:
         raise RecipeError(f"--{option} '{text}' is not of the form NAME=VALUE.", "Mend it.")
     return name, value
-
-
-def _or(words: Iterable[str]) -> str:
-    *head, last = (str(word) for word in words)
-    return f"{', '.join(head)} or {last}" if head else last

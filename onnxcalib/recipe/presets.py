@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from onnxcalib.recipe.choices import BatchNormReference, Pipeline, Precision, RangeMethod, Training
@@ -29,6 +28,5 @@ PRESETS = {
 
 def preset_options(name: str) -> dict[str, Any]:
     """What the preset sets, so that others can go on top."""
-    plain, preset = Recipe(), PRESETS[name]
-    names = [field.name for field in fields(Recipe)]
-    return {name: getattr(preset, name) for name in names if getattr(preset, name) != getattr(plain, name)}
+    plain = vars(Recipe())
+    return {field: value for field, value in vars(PRESETS[name]).items() if value != plain[field]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,15 @@ def preprocess_of(images: Mapping[str, Any]) -> Preprocess | None:
 
 def options_of(settings: Settings) -> dict[str, Any]:
     """All options that are set, by key."""
-    own = {field.name: getattr(settings.recipe, field.name) for field in fields(Recipe)}
-    own |= {
-        name: getattr(settings, name) for name in ("calibration", "output", "run_dir", "report", "test_data", "workers")
-    }
-    options = {name: value for name, value in own.items() if value is not None}
+    others = fields_set(settings)
+    options = fields_set(others.pop("recipe")) | others
     if settings.preprocess is not None:
-        images = {field.name: getattr(settings.preprocess, field.name) for field in fields(Preprocess)}
+        images = fields_set(options.pop("preprocess"))
         images["pixel_scale"] = images.pop("scale")
-        options[IMAGES] = {name: value for name, value in images.items() if value is not None}
+        options[IMAGES] = images
     return options
+
+
+def fields_set(record: Recipe | Settings | Preprocess) -> dict[str, Any]:
+    """The fields that are not None, in their order."""
+    return {name: value for name, value in vars(record).items() if value is not None}

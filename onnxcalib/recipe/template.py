@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, SECTIONS, Key
@@ -22,18 +22,12 @@ def template(preset: str | None = None) -> str:
     for title, keys in SECTIONS.items():
         text += f"\n# --- {title} ---\n" + "".join(_lines(key, options) for key in keys)
     # The table's own line stays: without keys below it, it says nothing.
-    return (
-        text
-        + f"\n# --- Calibration data that is a folder of images ---\n[{IMAGES}]\n"
-        + "".join(_lines(key, {}) for key in IMAGE_KEYS)
-    )
+    text += f"\n# --- Calibration data that is a folder of images ---\n[{IMAGES}]\n"
+    return text + "".join(_lines(key, {}) for key in IMAGE_KEYS)
 
 
 def _lines(key: Key, options: Mapping[str, Any]) -> str:
-    return "".join(f"{line}\n" for line in _explained(key, options))
-
-
-def _explained(key: Key, options: Mapping[str, Any]) -> Iterator[str]:
     is_set = key.name in options
-    yield f"# {key.help}{'' if key.has_default or is_set else ' Not set; for example:'}"
-    yield f"{'' if is_set else '# '}{key.name} = {to_toml(options[key.name] if is_set else key.shown)}"
+    note = "" if key.has_default or is_set else " Not set; for example:"
+    value = to_toml(options[key.name] if is_set else key.shown)
+    return f"# {key.help}{note}\n{'' if is_set else '# '}{key.name} = {value}\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from onnxcalib.recipe.choices import ENUMS, Precision, parse_bits, parse_choice
 from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, KEYS, Key, Kind
 from onnxcalib.recipe.presets import PRESETS, preset_options
 from onnxcalib.recipe.recipe import RECIPE_FIELDS, Recipe
-from onnxcalib.recipe.settings import Settings, options_of, settings_of
+from onnxcalib.recipe.settings import Settings, fields_set, options_of, settings_of
 
 _IMAGE_KEYS = {key.name: key for key in IMAGE_KEYS}
 
@@ -53,8 +52,7 @@ def read_options(source: str | Path) -> dict[str, Any]:
 
 def write_recipe(recipe: Recipe) -> str:
     """The recipe as TOML text; reading it gives the same recipe."""
-    values = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
-    return _lines({name: value for name, value in values.items() if value is not None})
+    return _lines(fields_set(recipe))
 
 
 def write_settings(settings: Settings) -> str:
