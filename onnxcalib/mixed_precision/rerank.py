@@ -1,8 +1,8 @@
 """Re-ranking of the program's optimum among others: losses do not quite add up, so the assembled models are measured.
 
-Rivals are both greedy baselines and, for layers that the optimum lowers, the program's optimum without that choice. All
-keep the limits. They are measured on mixup samples, which resemble unseen ones; what fits the calibration samples themselves
-best is often not the best for others, for a network may know these by heart.
+The others are both greedy baselines and, for layers that the optimum lowers, the program's optimum without that choice.
+All keep the limits. They are measured on mixup samples, which resemble unseen ones; what fits the calibration samples
+themselves best is often not the best for others, for a network may know these by heart.
 """
 
 from __future__ import annotations

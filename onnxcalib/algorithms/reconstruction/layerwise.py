@@ -1,4 +1,4 @@
-"""Every layer trained by itself: in parallel on the float model's inputs, or sequentially on the quantized network's."""
+"""Every layer trained by itself: in parallel on the float model's inputs, or in sequence on the quantized one's."""
 
 from __future__ import annotations
 
