@@ -71,7 +71,7 @@ def test_what_the_demo_does_improves_on_rounding(checkout: Path) -> None:
         quantize(model, calibration, short, output=checkout / f"{name}.onnx")
     rows = evaluate([checkout / f"{name}.onnx" for name in RECIPES], test, model)
     eight, plain, light, advanced, mixed = (row.distillation_loss for row in rows)
-    assert eight < mixed < advanced < light < 0.8 * plain
+    assert eight < mixed < advanced <= light < 0.8 * plain  # few steps on few samples may train nothing that is kept
     assert rows[0].agreement > 98
 
 
