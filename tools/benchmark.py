@@ -224,8 +224,8 @@ def ablation(case: Case, folder: Path) -> None:
 
     report(case, {"float": case.model})
     fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8, steps=case.steps)
-    pairs = start(case.model, case.calibration, fixed).jobs[0]
-    for name, job in {"plain": pairs, "+ equal channels": _equal(pairs)}.items():
+    plain_job = start(case.model, case.calibration, fixed).jobs[0]
+    for name, job in {"plain": plain_job, "+ equalization": _equal(plain_job)}.items():
         chosen = uniform_precisions(job.layers, job.points, job.recipe)
         candidates = rounded(job, stages.statistics(job), {layer: (bits,) for layer, bits in chosen.items()})
         plan = record_settled(name, job, candidates.stitch(chosen))

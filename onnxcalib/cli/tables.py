@@ -70,7 +70,7 @@ def stage_summary(result: Result) -> list[str]:
     """What the stages did, a line each."""
     lines = []
     if scaled := exponents_of(result.model):
-        lines.append(f"equal channels: {len(scaled)} layers before depthwise ones")
+        lines.append(f"equalization: {len(scaled)} layers before depthwise ones")
     if result.assigned is not None:
         lines += _assignment(result.assigned)
     if result.tuned is not None:
