@@ -127,8 +127,9 @@ def _bias_scale(scene: Scene) -> Hits:
             continue
         if bias.scale is None or weight.scale is None or read.scale is None:
             continue
-        wanted = np.broadcast_to(weight.scale.reshape(-1) * read.scale.reshape(-1), max(weight.channels, bias.channels))
-        if not np.allclose(bias.scale.reshape(-1), wanted, rtol=1e-4, atol=0):
+        wanted, found = weight.scale.reshape(-1) * read.scale.reshape(-1)[0], bias.scale.reshape(-1)
+        fits = 1 in (wanted.size, found.size) or wanted.size == found.size
+        if not fits or not np.allclose(found, wanted, rtol=1e-4, atol=0):
             yield layer.node, "the scale of its bias is not that of its input times that of its weight"
 
 

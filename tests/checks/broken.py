@@ -317,7 +317,7 @@ class Broken:
     rule: str
     target: str
     plant: Callable[[File], str]  # gives the name of the node that it breaks
-    broadcast: tuple[str, ...] = ()  # rules that the same change breaks as well
+    others: tuple[str, ...] = ()  # rules that the same change breaks as well
 
     def build(self) -> tuple[onnx.ModelProto, str]:
         """The file, and the node to be named."""

@@ -38,9 +38,15 @@ def test_a_planted_violation_is_found_and_named(row: Broken) -> None:
     assert first is not None, [(it.rule, it.node) for it in found]
     assert first.what
     assert first.source
-    assert rules_of(found) <= {row.rule, *row.broadcast}
+    assert rules_of(found) <= {row.rule, *row.others}
     # What another target does not mind is no finding there.
     assert first.severity is find_target(row.target).check[row.rule].severity
+
+
+@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row.rule}-{place}" for place, row in enumerate(ROWS)])
+def test_what_one_target_minds_breaks_the_check_of_no_other(row: Broken, target: str) -> None:
+    check_model(row.build()[0], find_target(target))
 
 
 @pytest.mark.parametrize("target", NAMES)

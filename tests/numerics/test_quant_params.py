@@ -34,13 +34,13 @@ kinds = st.sampled_from(KINDS)
 
 @cache
 def quantizer(signed: bool, axis: int | None) -> ort.InferenceSession:
-    dtype, broadcast = "int8" if signed else "uint8", "" if axis is None else f"<axis={axis}>"
+    dtype, attribute = "int8" if signed else "uint8", "" if axis is None else f"<axis={axis}>"
     shape = "" if axis is None else "[C]"
     return session_of(
         build(f"""
     net (float[A,B,D] x, float{shape} scale, {dtype}{shape} zero, {dtype} low, {dtype} high)
         => ({dtype}[A,B,D] codes) {{
-        wide = QuantizeLinear {broadcast} (x, scale, zero)
+        wide = QuantizeLinear {attribute} (x, scale, zero)
         codes = Clip (wide, low, high)
     }}""")
     )
@@ -48,12 +48,12 @@ def quantizer(signed: bool, axis: int | None) -> ort.InferenceSession:
 
 @cache
 def dequantizer(signed: bool, axis: int | None) -> ort.InferenceSession:
-    dtype, broadcast = "int8" if signed else "uint8", "" if axis is None else f"<axis={axis}>"
+    dtype, attribute = "int8" if signed else "uint8", "" if axis is None else f"<axis={axis}>"
     shape = "" if axis is None else "[C]"
     return session_of(
         build(f"""
     net ({dtype}[A,B,D] codes, float{shape} scale, {dtype}{shape} zero) => (float[A,B,D] x) {{
-        x = DequantizeLinear {broadcast} (codes, scale, zero)
+        x = DequantizeLinear {attribute} (codes, scale, zero)
     }}""")
     )
 

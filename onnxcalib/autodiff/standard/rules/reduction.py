@@ -201,8 +201,8 @@ def _instance_normalization(step: Step) -> None:
 def _give_normalized(step: Step, gradient: str, unit: str, inverse: str, axes: range) -> None:
     """Through mean and deviation: the parts of the gradient along both have no effect."""
     write = step.writer
-    broadcast = write.op("Mul", unit, write.reduce_mean(write.op("Mul", gradient, unit), axes))
-    rest = write.op("Sub", write.op("Sub", gradient, write.reduce_mean(gradient, axes)), broadcast)
+    projected = write.op("Mul", unit, write.reduce_mean(write.op("Mul", gradient, unit), axes))
+    rest = write.op("Sub", write.op("Sub", gradient, write.reduce_mean(gradient, axes)), projected)
     step.grad_input(0, write.op("Mul", rest, inverse))
 
 
