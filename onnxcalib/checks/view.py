@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto
 
 from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.io import bodies
 from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.placement import SAME_QPARAMS_OPS
 
@@ -188,6 +189,5 @@ def views_of(graph: onnx.GraphProto, outer: View | None = None) -> Iterator[View
     view = View(graph, outer)
     yield view
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
-                yield from views_of(inner, view)
+        for inner in bodies(node):
+            yield from views_of(inner, view)

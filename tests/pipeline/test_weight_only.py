@@ -142,7 +142,7 @@ def test_light_mixes_widths_within_a_size(block: int | None) -> None:
     result = quantize(model, feed, recipe)
     assert {str(precision) for precision in result.plan.precisions.values()} == {"w4", "w8"}
     assert result.tuned is not None
-    # Packed products add up in another order than the simulation.
+    # Simulated with a byte a value and written as int4, which are other kernels; unoptimised, the loss is 2 % off.
     assert result.tuned.after == pytest.approx(held_out_loss(model, result.model, feed, ["y"]), rel=1e-3)
     stored = sum(len(tensor.raw_data) for tensor in result.model.graph.initializer)
     assert stored <= 0.24 * sum(len(tensor.raw_data) for tensor in model.graph.initializer)
