@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +14,7 @@ from onnxcalib.algorithms.calibration import Statistics
 from onnxcalib.model.layers import Layer, weights_of
 from onnxcalib.model.placement import InsertionPoints, QuantizedTensor
 from onnxcalib.model.prepare import Model
-from onnxcalib.numerics.quant_params import QuantParams, make_qparams, quantize, with_least_scale, within
+from onnxcalib.numerics.quant_params import QuantParams, QuantScheme, make_qparams, quantize, with_least_scale, within
 from onnxcalib.numerics.range_estimators import ESTIMATORS, blockwise_qparams, weight_qparams
 from onnxcalib.plan import Candidates, LayerParams
 from onnxcalib.recipe import MAX_BITS, Precision, RangeMethod
@@ -33,64 +35,90 @@ class Ranges:
     block: int | None = None  # of the weights of Gemm and MatMul
 
 
-def round_to_nearest(
-    model: Model,
-    layers: Sequence[Layer],
-    points: InsertionPoints,
-    statistics: Statistics,
-    candidate_precisions: CandidatePrecisions,
-    target: Target,
-    ranges: Ranges,
-) -> Candidates:
-    """Every layer at each of its candidate precisions."""
-    shared: dict[str, QuantParams] = {}
-    inputs: dict[str, dict[int, QuantParams]] = {layer.input: {} for layer in layers}
-    for tensor in points.tensors.values():
-        if tensor.shared or not tensor.layers:
-            shared[tensor.name] = _activation_qparams(tensor, statistics, MAX_BITS, target, ranges)
-        widths = sorted({precision.activation for layer in tensor.layers for precision in candidate_precisions[layer]})
-        inputs[tensor.name] = {
-            bits: _activation_qparams(tensor, statistics, bits, target, ranges)
-            for bits in widths
-            # At eight bits layers read the shared value as it is.
-            if tensor.name not in shared or bits < MAX_BITS
-        }
-    params: dict[str, dict[Precision, LayerParams]] = {layer.name: {} for layer in layers}
-    for layer in layers:
-        for precision in candidate_precisions[layer.name]:
-            qparams = inputs[layer.input].get(precision.activation) or shared.get(layer.input)
-            params[layer.name][precision] = _round_layer(model, layer, precision.weight, qparams, target, ranges)
-    used = ", ".join(sorted({method.value for method in ranges.activations.values()}))
-    tensors = {layer.name: layer.input for layer in layers}
-    return Candidates(target.name, used, shared, inputs, params, tensors)
+@dataclass(frozen=True)
+class _Rounded:
+    """A weight's grid, and its quantized values."""
+
+    qparams: QuantParams
+    quantized: npt.NDArray[Any]
 
 
-def _activation_qparams(
-    tensor: QuantizedTensor, statistics: Statistics, bits: int, target: Target, ranges: Ranges
-) -> QuantParams:
-    """The grid of a tensor, or of the one whose grid it keeps."""
-    stats = statistics.tensors[tensor.same_qparams_as or tensor.name]
-    scheme = target.activation_scheme(bits, positive=stats.low >= 0)
-    method = RangeMethod.MINMAX if tensor.is_output else ranges.activations[bits]
-    return within(make_qparams(*ESTIMATORS[method](stats, scheme), scheme), tensor.bounds, scheme)
+@dataclass(frozen=True)
+class Rounding:
+    """Rounds the layers of a graph; what one range was searched for is remembered for every other that is tried."""
 
+    model: Model
+    layers: Sequence[Layer]
+    points: InsertionPoints
+    statistics: Statistics
+    target: Target
+    _activations: dict[tuple[str, int, RangeMethod], QuantParams] = field(default_factory=dict)
+    _weights: dict[tuple[str, QuantScheme, int | None, int | None, RangeMethod], _Rounded] = field(default_factory=dict)
 
-def _round_layer(
-    model: Model, layer: Layer, bits: int, activation: QuantParams | None, target: Target, ranges: Ranges
-) -> LayerParams:
-    """A layer's quantized values at a precision."""
-    values = weights_of(model, [name for name in (layer.weight, layer.bias) if name])
-    weight, bias = values[layer.weight], values[layer.bias] if layer.bias else None
-    axis = layer.channel_axis if target.has_channels(layer.op) and layer.per_channel else None
-    if ranges.block is not None and layer.has_sums:
-        qparams = blockwise_qparams(
-            weight, target.weight_scheme(bits), 1 - layer.channel_axis, ranges.block, ranges.weights
-        )
-    else:
-        qparams = weight_qparams(weight, target.weight_scheme(bits), axis, ranges.weights)
-    if bias is not None and activation is not None:
-        qparams = with_least_scale(qparams, least_scale(layer, target, bias, activation, per_channel=axis is not None))
-    return LayerParams(quantize(weight, qparams), qparams, None if bias is None else bias.astype(np.float32), weight)
+    @cached_property
+    def values(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The weights and biases of all layers."""
+        return weights_of(self.model, [name for layer in self.layers for name in (layer.weight, layer.bias) if name])
+
+    def to_nearest(self, candidate_precisions: CandidatePrecisions, ranges: Ranges) -> Candidates:
+        """Every layer at each of its candidate precisions."""
+        shared: dict[str, QuantParams] = {}
+        inputs: dict[str, dict[int, QuantParams]] = {layer.input: {} for layer in self.layers}
+        for tensor in self.points.tensors.values():
+            if tensor.shared or not tensor.layers:
+                shared[tensor.name] = self._activation(tensor, MAX_BITS, ranges)
+            widths = sorted({choice.activation for layer in tensor.layers for choice in candidate_precisions[layer]})
+            inputs[tensor.name] = {
+                bits: self._activation(tensor, bits, ranges)
+                for bits in widths
+                # At eight bits layers read the shared value as it is.
+                if tensor.name not in shared or bits < MAX_BITS
+            }
+        params: dict[str, dict[Precision, LayerParams]] = {layer.name: {} for layer in self.layers}
+        for layer in self.layers:
+            for precision in candidate_precisions[layer.name]:
+                qparams = inputs[layer.input].get(precision.activation) or shared.get(layer.input)
+                params[layer.name][precision] = self._layer(layer, precision.weight, qparams, ranges)
+        used = ", ".join(sorted({method.value for method in ranges.activations.values()}))
+        tensors = {layer.name: layer.input for layer in self.layers}
+        return Candidates(self.target.name, used, shared, inputs, params, tensors)
+
+    def _activation(self, tensor: QuantizedTensor, bits: int, ranges: Ranges) -> QuantParams:
+        """The grid of a tensor, or of the one whose grid it keeps."""
+        method = RangeMethod.MINMAX if tensor.is_output else ranges.activations[bits]
+        key = (tensor.name, bits, method)
+        if key not in self._activations:
+            stats = self.statistics.tensors[tensor.same_qparams_as or tensor.name]
+            scheme = self.target.activation_scheme(bits, positive=stats.low >= 0)
+            found = make_qparams(*ESTIMATORS[method](stats, scheme), scheme)
+            self._activations[key] = within(found, tensor.bounds, scheme)
+        return self._activations[key]
+
+    def _layer(self, layer: Layer, bits: int, activation: QuantParams | None, ranges: Ranges) -> LayerParams:
+        """A layer's quantized values at a precision."""
+        weight, bias = self.values[layer.weight], self.values[layer.bias] if layer.bias else None
+        axis = layer.channel_axis if self.target.has_channels(layer.op) and layer.per_channel else None
+        found = self._weight(layer, bits, axis, ranges)
+        if bias is not None and activation is not None:
+            least = least_scale(layer, self.target, bias, activation, per_channel=axis is not None)
+            qparams = with_least_scale(found.qparams, least)
+            if (qparams.scale != found.qparams.scale).any():
+                found = _Rounded(qparams, quantize(weight, qparams))
+        return LayerParams(found.quantized, found.qparams, None if bias is None else bias.astype(np.float32), weight)
+
+    def _weight(self, layer: Layer, bits: int, axis: int | None, ranges: Ranges) -> _Rounded:
+        """A weight on its own grid; layers may share it."""
+        scheme, block = self.target.weight_scheme(bits), ranges.block if layer.has_sums else None
+        along = axis if block is None else 1 - layer.channel_axis
+        key = (layer.weight, scheme, along, block, ranges.weights)
+        if key not in self._weights:
+            weight = self.values[layer.weight]
+            if block is not None:
+                qparams = blockwise_qparams(weight, scheme, 1 - layer.channel_axis, block, ranges.weights)
+            else:
+                qparams = weight_qparams(weight, scheme, axis, ranges.weights)
+            self._weights[key] = _Rounded(qparams, quantize(weight, qparams))
+        return self._weights[key]
 
 
 def least_scale(

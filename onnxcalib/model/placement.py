@@ -65,12 +65,13 @@ def find_insertion_points(model: Model, layers: Sequence[Layer], target: Target)
         wanted = _shortcuts(index, layers)
     order = [*(value.name for value in model.proto.graph.input), *index.producers]
     chosen = [name for name in order if name in readers or name in shared or name in wanted]
+    names = {layer.name for layer in layers}
     return InsertionPoints(
         {
             name: QuantizedTensor(
                 name,
                 tuple(readers.get(name, ())),
-                _is_shared(index, name, shared, wanted, layers),
+                _is_shared(index, name, shared, wanted, names),
                 shared.get(name),
                 name in index.outputs,
                 activation_bounds(index.producers.get(shared.get(name) or name), index.constant) or UNBOUNDED,
@@ -81,13 +82,12 @@ def find_insertion_points(model: Model, layers: Sequence[Layer], target: Target)
 
 
 def _is_shared(
-    index: GraphIndex, name: str, shared: Mapping[str, str | None], wanted: set[str], layers: Sequence[Layer]
+    index: GraphIndex, name: str, shared: Mapping[str, str | None], wanted: set[str], layers: Collection[str]
 ) -> bool:
     """A tensor that only layers read needs no second, wider grid for others."""
     if name not in shared and name not in wanted:
         return False
-    names = {layer.name for layer in layers}
-    others = [node for node in index.readers.get(name, []) if node.name not in names]
+    others = [node for node in index.readers.get(name, []) if node.name not in layers]
     return bool(others) or name in index.outputs or shared.get(name) is not None
 
 

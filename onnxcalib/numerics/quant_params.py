@@ -115,6 +115,22 @@ def fake_quantize(values: Array, qparams: QuantParams) -> FloatArray:
     return dequantize(quantize(values, qparams), qparams)
 
 
+def rounding_errors(values: Array, qparams: QuantParams) -> FloatArray:
+    """What fake_quantize adds to values; all of it in float32, which holds every quantized value exactly."""
+    scale, zero_point = _broadcast_params(qparams, values.shape)
+    exact, zero = np.asarray(values, np.float32), zero_point.astype(np.float32)
+    with np.errstate(over="ignore"):
+        off: FloatArray = exact / scale
+    np.rint(off, out=off)
+    if zero.any():
+        np.add(off, zero, out=off)
+    np.clip(off, qparams.low, qparams.high, out=off)
+    if zero.any():
+        np.subtract(off, zero, out=off)
+    np.multiply(off, scale, out=off)
+    return np.subtract(off, exact, out=off)
+
+
 def with_least_scale(qparams: QuantParams, least: npt.ArrayLike) -> QuantParams:
     """The grid with scales raised to at least the given ones."""
     return replace(qparams, scale=np.maximum(qparams.scale, np.asarray(least, np.float32)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onnxcalib.algorithms.calibration import Statistics
-from onnxcalib.algorithms.rounding import CandidatePrecisions, Ranges, round_to_nearest
+from onnxcalib.algorithms.rounding import CandidatePrecisions, Ranges, Rounding
 from onnxcalib.algorithms.teacher import Distance, Teacher
 from onnxcalib.data import first
 from onnxcalib.numerics.losses import TEMPERATURE, LossKind
@@ -27,10 +27,11 @@ TRIED: tuple[Estimators, ...] = (
 
 def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -> Candidates:
     """Every layer at each of its precisions, with the ranges asked for or those that suit the model."""
+    rounding = Rounding(job.model, job.layers, job.points, statistics, job.target)
 
     def at(estimators: Estimators) -> Candidates:
         ranges = Ranges(dict.fromkeys(widths, estimators[0]), estimators[1], job.recipe.block_size)
-        return round_to_nearest(job.model, job.layers, job.points, statistics, precisions, job.target, ranges)
+        return rounding.to_nearest(precisions, ranges)
 
     widths = {MAX_BITS} | {choice.activation for choices in precisions.values() for choice in choices}
     if job.recipe.ranges is not RangeMethod.AUTO:
