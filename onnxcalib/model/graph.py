@@ -53,7 +53,12 @@ class GraphIndex:
     @staticmethod
     def reads(node: onnx.NodeProto) -> Iterable[str]:
         """Every tensor that the node or one of its subgraphs reads, once."""
-        names = dict.fromkeys(name for name in node.input if name)
+        return dict.fromkeys((*(name for name in node.input if name), *GraphIndex.captures(node)))
+
+    @staticmethod
+    def captures(node: onnx.NodeProto) -> Iterable[str]:
+        """Every tensor that a subgraph of the node reads, those of its own included, once."""
+        names: dict[str, None] = {}
         for body in bodies(node):
             names |= dict.fromkeys(name for inner in all_nodes(body) for name in inner.input if name)
             names |= dict.fromkeys(value.name for value in body.output)
