@@ -10,7 +10,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
-from onnxcalib.model.io import all_nodes, bodies, copied, copy_identity, refill
+from onnxcalib.model.io import copied, copy_identity
+from onnxcalib.model.walk import all_nodes, bodies, refill
 from onnxcalib.numerics.quant_params import Bounds
 
 
@@ -111,6 +112,17 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> None:
     """Removes initialisers that nothing reads any more."""
     used = set(GraphIndex(graph).readers) | {value.name for value in graph.output}
     refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in used])
+
+
+def drop_dead_nodes(graph: onnx.GraphProto) -> None:
+    """Removes nodes whose results no output needs."""
+    needed, kept = {value.name for value in graph.output}, []
+    for node in reversed(graph.node):
+        if not needed.isdisjoint(node.output):
+            needed.update(GraphIndex.reads(node))
+            kept.append(node)
+    if len(kept) < len(graph.node):
+        refill(graph.node, reversed(kept))
 
 
 def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup: bool = True) -> onnx.ModelProto:
