@@ -13,9 +13,9 @@ import onnx
 from onnx import TensorProto
 
 from onnxcalib.model.graph import GraphIndex, attributes
-from onnxcalib.model.io import bodies
 from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.placement import SAME_QPARAMS_OPS
+from onnxcalib.model.walk import bodies
 
 Array = npt.NDArray[Any]
 

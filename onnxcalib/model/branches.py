@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import onnx
 
 from onnxcalib.model.graph import drop_unused_initializers, fresh_name
-from onnxcalib.model.io import all_nodes, bodies, copied, refill
+from onnxcalib.model.io import check_valid, copied
 from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.shapes import inferred
+from onnxcalib.model.walk import all_nodes, bodies, refill
 
 _TAKEN_WHEN = {"then_branch": True, "else_branch": False}
 
@@ -74,7 +75,7 @@ def with_branch(model: onnx.ModelProto, branch: Branch, body: onnx.ModelProto) -
     _rename_apart(place, dict.fromkeys(_made(model.graph)), {})
     _raise_opsets(spliced, body)
     drop_unused_initializers(spliced.graph)  # float weights that only the old body read
-    onnx.checker.check_model(spliced)
+    check_valid(spliced, "the quantized model")
     return spliced
 
 

@@ -83,12 +83,15 @@ class SurgeonBuilder(NodeBuilder[gs.Tensor]):
         graphs = (graph, *graph.subgraphs(recursive=True))
         super().__init__(name for each in graphs for name in (*each.tensors(), *(node.name for node in each.nodes)))
         self.graph = graph
+        self._node_names = {node.name for node in graph.nodes}
         self._numbered = 0
 
     def into(self, output: gs.Variable, op: str, inputs: Sequence[gs.Tensor], **attributes: Any) -> gs.Variable:
         """Adds a node that makes a given tensor."""
         domain = attributes.pop("domain", None)
-        self.graph.nodes.append(gs.Node(op, output.name, attributes, list(inputs), [output], domain=domain))
+        name = self.fresh(output.name) if output.name in self._node_names else output.name
+        self._node_names.add(name)
+        self.graph.nodes.append(gs.Node(op, name, attributes, list(inputs), [output], domain=domain))
         return output
 
     def short(self, op: str, inputs: Sequence[gs.Tensor], **attributes: Any) -> gs.Variable:

@@ -11,7 +11,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
-from onnxcalib.model.io import opset_of, refill
+from onnxcalib.model.io import opset_of
+from onnxcalib.model.walk import refill
 
 # Cheap shape and layout ops that exporters leave between an initialiser and the layer that reads it.
 LAYOUT_OPS = ("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten")
@@ -22,10 +23,15 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def constants_to_initializers(graph: onnx.GraphProto) -> None:
+    """Ensures that Constants are initialisers, sparse ones too; those of text stay."""
     keep = []
     for node in graph.node:
         value = _constant_value(node)
-        if value is None:
+        sparse = attributes(node).get("sparse_value") if node.op_type == "Constant" else None
+        if sparse is not None:
+            graph.sparse_initializer.add().CopyFrom(sparse)
+            graph.sparse_initializer[-1].values.name = node.output[0]
+        elif value is None:
             keep.append(node)
         else:
             value.name = node.output[0]

@@ -10,7 +10,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
-from onnxcalib.model.io import all_nodes, bodies, copied, copy_identity, refill
+from onnxcalib.model.io import copied, copy_identity
+from onnxcalib.model.walk import all_nodes, bodies, refill
 from onnxcalib.numerics.quant_params import Bounds
 
 
@@ -53,7 +54,12 @@ class GraphIndex:
     @staticmethod
     def reads(node: onnx.NodeProto) -> Iterable[str]:
         """Every tensor that the node or one of its subgraphs reads, once."""
-        names = dict.fromkeys(name for name in node.input if name)
+        return dict.fromkeys((*(name for name in node.input if name), *GraphIndex.captures(node)))
+
+    @staticmethod
+    def captures(node: onnx.NodeProto) -> Iterable[str]:
+        """Every tensor that a subgraph of the node reads, those of its own included, once."""
+        names: dict[str, None] = {}
         for body in bodies(node):
             names |= dict.fromkeys(name for inner in all_nodes(body) for name in inner.input if name)
             names |= dict.fromkeys(value.name for value in body.output)
@@ -106,6 +112,17 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> None:
     """Removes initialisers that nothing reads any more."""
     used = set(GraphIndex(graph).readers) | {value.name for value in graph.output}
     refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in used])
+
+
+def drop_dead_nodes(graph: onnx.GraphProto) -> None:
+    """Removes nodes whose results no output needs."""
+    needed, kept = {value.name for value in graph.output}, []
+    for node in reversed(graph.node):
+        if not needed.isdisjoint(node.output):
+            needed.update(GraphIndex.reads(node))
+            kept.append(node)
+    if len(kept) < len(graph.node):
+        refill(graph.node, reversed(kept))
 
 
 def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup: bool = True) -> onnx.ModelProto:

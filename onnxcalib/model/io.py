@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
@@ -12,8 +10,10 @@ from onnx import checker, external_data_helper, numpy_helper
 
 from onnxcalib.errors import ModelError, OutputError, first_line
 from onnxcalib.files import replacing
+from onnxcalib.model.normalize import normalize
+from onnxcalib.model.walk import all_nodes, refill
 
-OLDEST_OPSET, NEWEST_OPSET = 7, 23
+OLDEST_OPSET, NEWEST_OPSET = 7, onnx.defs.onnx_opset_version()
 # protobuf cannot hold more than 2 GB in one message; larger weights go beside the file.
 PROTOBUF_LIMIT = 2**31 - 2**20
 QUANTIZED_OPS = {
@@ -26,9 +26,8 @@ QUANTIZED_OPS = {
 def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     """Reads a float model; a proto is copied, so that nothing ever changes the caller's."""
     if isinstance(source, onnx.ModelProto):
-        model = copied(source)
-        _normalize_domains(model)
-        name = "the given model"
+        model, name = copied(source), "the given model"
+        normalize(model, name)
     else:
         name = str(source)
         model = load(Path(source))
@@ -56,23 +55,8 @@ def load(path: Path) -> onnx.ModelProto:
         raise ModelError(
             f"the external data of {path} cannot be read: {error}.", "Keep its data files beside the model."
         ) from error
-    _normalize_domains(model)
+    normalize(model, str(path))
     return model
-
-
-def _normalize_domains(model: onnx.ModelProto) -> None:
-    """Standard operators have two names for their domain; the empty one is what the checker and converters know."""
-    for body in (model.graph, *model.functions):
-        for node in all_nodes(body):
-            if node.domain == "ai.onnx":
-                node.domain = ""
-    for opsets in (model.opset_import, *(function.opset_import for function in model.functions)):
-        standard = [entry for entry in opsets if entry.domain in ("", "ai.onnx")]
-        for entry in standard:
-            if entry.domain:
-                entry.domain = ""
-        for entry in standard[:-1]:  # onnxruntime goes by the last one
-            opsets.remove(entry)
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -89,32 +73,9 @@ def copy_identity(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
     refill(target.metadata_props, source.metadata_props)
 
 
-def refill(field: Any, items: Iterable[Any]) -> None:
-    """Gives a repeated field of a message other items; these may be some of its own."""
-    kept = list(items)
-    del field[:]
-    field.extend(kept)
-
-
-def opset_of(model: onnx.ModelProto) -> int:
+def opset_of(model: onnx.ModelProto | onnx.FunctionProto) -> int:
     """The version of the standard operators; 0 when the model names none."""
     return next((entry.version for entry in model.opset_import if not entry.domain), 0)
-
-
-def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Every node, those of subgraphs included."""
-    for node in graph.node:
-        yield node
-        for body in bodies(node):
-            yield from all_nodes(body)
-
-
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The subgraphs of a node."""
-    for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g
 
 
 def _check(model: onnx.ModelProto, name: str) -> None:
@@ -130,11 +91,34 @@ def _check(model: onnx.ModelProto, name: str) -> None:
                 f"{name} is already quantized: node '{node.name or node.output[0]}' is a {node.op_type}.",
                 "Give the float model it was made from.",
             )
-    if model.ByteSize() < PROTOBUF_LIMIT:  # the checker wants a serialized model
-        try:
-            checker.check_model(model)
-        except checker.ValidationError as error:
-            raise ModelError(f"{name} is not a valid ONNX model: {first_line(error)}.", "Export it again.") from error
+    if not model.functions:  # those of other opsets are invalid until they are inlined
+        check_valid(model, name)
+
+
+def check_valid(model: onnx.ModelProto, name: str) -> None:
+    """Fails where the checker does; ends without a type or a shape are for inference to find."""
+    if model.ByteSize() >= PROTOBUF_LIMIT:  # the checker wants a serialized model
+        return
+    ends = [value for value in (*model.graph.input, *model.graph.output) if _lacks_shape(value)]
+    declared = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in ends]
+    for value in ends:
+        kind = value.type.tensor_type
+        kind.elem_type = kind.elem_type or onnx.TensorProto.FLOAT
+        kind.shape.SetInParent()
+    try:
+        checker.check_model(model)
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{name} holds text that is not UTF-8.", "Export it again.") from error
+    except Exception as error:  # the checker raises more than its ValidationError
+        raise ModelError(f"{name} is not a valid ONNX model: {first_line(error)}.", "Export it again.") from error
+    finally:
+        for value, before in zip(ends, declared, strict=True):
+            value.CopyFrom(before)
+
+
+def _lacks_shape(value: onnx.ValueInfoProto) -> bool:
+    kind = value.type.WhichOneof("value")
+    return kind is None or (kind == "tensor_type" and not value.type.tensor_type.HasField("shape"))
 
 
 def file_bytes(path: str | Path) -> int:

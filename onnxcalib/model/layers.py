@@ -15,9 +15,9 @@ import onnx
 from onnxcalib.errors import ModelError, RecipeError, near
 from onnxcalib.model.fold import BatchNorm, channel_values
 from onnxcalib.model.graph import GraphIndex, attributes
-from onnxcalib.model.io import all_nodes, bodies
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.shapes import infer_shapes
+from onnxcalib.model.walk import all_nodes, bodies
 
 LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 RECURRENT_OPS = ("LSTM", "GRU", "RNN")

@@ -6,7 +6,8 @@ import onnx
 from onnx import defs, version_converter
 
 from onnxcalib.errors import ModelError, first_line
-from onnxcalib.model.io import PROTOBUF_LIMIT, all_nodes, copy_identity, opset_of
+from onnxcalib.model.io import PROTOBUF_LIMIT, copy_identity, opset_of
+from onnxcalib.model.walk import all_nodes, graphs_in, refill
 
 # The oldest IR version that a runtime expects with each opset.
 _IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10}
@@ -17,7 +18,7 @@ def within(model: onnx.ModelProto, oldest: int, newest: int, name: str, newest_i
     """Requires a valid model; ensures oldest <= opset <= newest and an IR version that runtimes of that age read."""
     opset = opset_of(model)
     if opset < oldest:
-        model = _raise(model, oldest, name)
+        model = raise_opset(model, oldest, name)
     elif opset > newest and _fits(model, newest):
         next(entry for entry in model.opset_import if not entry.domain).version = newest
     least_ir = max(ir for version, ir in _IR_OF_OPSET.items() if version <= max(opset_of(model), 13))
@@ -26,7 +27,8 @@ def within(model: onnx.ModelProto, oldest: int, newest: int, name: str, newest_i
     return model
 
 
-def _raise(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProto:
+def raise_opset(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProto:
+    """The model at a newer opset, with nothing changed but its nodes."""
     weights = _take_weights(model)
     try:
         raised = version_converter.convert_version(model, opset)
@@ -39,7 +41,18 @@ def _raise(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProto:
         if tensor.name in weights:
             tensor.CopyFrom(weights[tensor.name])
     copy_identity(model, raised)
+    _restore_declarations(raised.graph, model.graph)
     return raised
+
+
+def _restore_declarations(raised: onnx.GraphProto, graph: onnx.GraphProto) -> None:
+    """The converter declares the shapes that it inferred, and runtimes believe them even where they are wrong."""
+    for new, old in zip(graphs_in(raised), graphs_in(graph), strict=True):
+        refill(new.value_info, old.value_info)
+        known = {value.name: value for value in (*old.input, *old.output)}
+        for value in (*new.input, *new.output):
+            if value.name in known:
+                value.CopyFrom(known[value.name])
 
 
 def _take_weights(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:

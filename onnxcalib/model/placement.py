@@ -19,6 +19,8 @@ INTEGER_OPS = {"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigm
 SAME_QPARAMS_OPS = {
     "MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "DepthToSpace", "Split",
 }  # fmt: skip
+# What a runtime may move a quantizer across, or take out of the graph first.
+CROSSED_OPS = SAME_QPARAMS_OPS | {"Identity", "Dropout", "Expand", "Cast"}
 # Activations that a quantizer after them makes redundant.
 ABSORBED_OPS = {"Relu", "Clip"}
 
@@ -64,6 +66,8 @@ def find_insertion_points(model: Model, layers: Sequence[Layer], target: Target)
     elif target.placement is Placement.RESIDUALS:
         wanted = _shortcuts(index, layers)
     order = [*(value.name for value in model.proto.graph.input), *index.producers]
+    everywhere = {name for name in order if _is_shared(index, name, shared, wanted, layers)}
+    shared = {**shared, **_captured_copies(index, everywhere, shared)}
     chosen = [name for name in order if name in readers or name in shared or name in wanted]
     names = {layer.name for layer in layers}
     return InsertionPoints(
@@ -89,6 +93,20 @@ def _is_shared(
         return False
     others = [node for node in index.readers.get(name, []) if node.name not in layers]
     return bool(others) or name in index.outputs or shared.get(name) is not None
+
+
+def _captured_copies(index: GraphIndex, quantized: set[str], shared: Mapping[str, str | None]) -> dict[str, str]:
+    """Tensors that subgraphs read and that only moving ops part from a quantized one, which they share the grid of.
+
+    Such a tensor gets a quantizer of its own: onnxruntime would move the one before it there, and die of an assertion.
+    """
+    captured = {name for node in index.graph.node for name in GraphIndex.captures(node)}
+    moved: dict[str, str] = {}
+    for node in index.graph.node if captured else ():
+        source = next(iter(node.input), "")
+        if node.op_type in CROSSED_OPS and (source in moved or source in quantized):
+            moved |= dict.fromkeys(node.output, moved.get(source) or shared.get(source) or source)
+    return {name: source for name, source in moved.items() if name in captured}
 
 
 def _integer_islands(

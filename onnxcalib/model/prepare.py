@@ -6,14 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
-from onnx import inliner
 
+from onnxcalib.errors import ModelError
 from onnxcalib.model.constants import constants_to_initializers, fold_constants
 from onnxcalib.model.fold import BatchNorm, channel_values, fold_batch_norms, fold_bias_adds
-from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers, fresh_name, replace_input
-from onnxcalib.model.io import refill
+from onnxcalib.model.functions import inline_functions
+from onnxcalib.model.graph import (
+    GraphIndex,
+    attributes,
+    drop_dead_nodes,
+    drop_unused_initializers,
+    fresh_name,
+    replace_input,
+)
+from onnxcalib.model.io import check_valid
 from onnxcalib.model.opset import NEWEST_IR, within
-from onnxcalib.model.shapes import float_tensors, infer_shapes
+from onnxcalib.model.shapes import float_tensors, infer_shapes, inferred
+from onnxcalib.model.walk import refill
 
 
 @dataclass(frozen=True)
@@ -33,11 +42,14 @@ def prepare(
     The model given is used up: read_model made a copy of it for this.
     """
     if model.functions:
-        model = inliner.inline_local_functions(model)
+        model = inline_functions(model, source)
+        check_valid(model, source)
     _real_inputs_only(model)
     model = within(model, oldest_opset, newest_opset, source, newest_ir)
+    drop_dead_nodes(model.graph)
     name_nodes(model.graph)
     constants_to_initializers(model.graph)
+    _declare_outputs(model, source)
     fold_constants(model)
     _plain_gemms(model.graph)
     _channel_biases(model.graph)
@@ -58,9 +70,23 @@ def _real_inputs_only(model: onnx.ModelProto) -> None:
 def name_nodes(graph: onnx.GraphProto) -> None:
     """Gives every node a name of its own; names that are unique stay."""
     used: set[str] = set()
-    for node in graph.node:
+    for node in sorted(graph.node, key=lambda node: not node.name):
         node.name = fresh_name(node.name or f"{node.op_type}_{next(iter(node.output), '')}", used)
         used.add(node.name)
+
+
+def _declare_outputs(model: onnx.ModelProto, source: str) -> None:
+    """Gives outputs the type and shape that the file leaves out, as far as these can be inferred."""
+    bare = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
+    known = {value.name: value for value in inferred(model)} if bare else {}
+    for value in bare:
+        if value.name in known and known[value.name].type.WhichOneof("value"):
+            value.CopyFrom(known[value.name])
+        if not value.type.WhichOneof("value"):
+            raise ModelError(
+                f"the output '{value.name}' of {source} has no type, and none can be inferred.",
+                "Export the model with typed outputs.",
+            )
 
 
 def _plain_gemms(graph: onnx.GraphProto) -> None:

@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 
 from onnxcalib.model.graph import GraphIndex, activation_bounds, edit
 from onnxcalib.model.layers import Layer
+from onnxcalib.model.placement import CROSSED_OPS
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantizers import QONNX_DOMAIN, Quantizers, QuantNodes
 from onnxcalib.model.storage import QuantizedArray, store_int4
@@ -49,6 +50,10 @@ class _Writer:
         self.build = self.quantizers.build
         self.tensors: dict[str, gs.Tensor] = graph.tensors()
         self.nodes = {node.name: node for node in graph.nodes}
+        # A branch that is put back later reads by name; what was moved only is on the grid already.
+        captured = {name for node in index.graph.node for name in GraphIndex.captures(node)}
+        moved = (name for name in captured if name in index.producers)
+        self.kept_names = {name for name in moved if index.producers[name].op_type in CROSSED_OPS}
 
     def write(self, layers: Sequence[Layer]) -> None:
         readers: dict[str, list[gs.Node]] = {}
@@ -72,10 +77,9 @@ class _Writer:
                 node.inputs[0] = narrow
 
     def _share(self, tensor: gs.Variable, qparams: QuantParams) -> gs.Variable:
-        """Every reader gets the quantized value; a graph output keeps its name."""
+        """Every reader gets the quantized value; a graph output keeps its name, and so does a copy in subgraphs."""
         readers = list(tensor.outputs)
-        outputs = [place for place, value in enumerate(self.graph.outputs) if value is tensor]
-        if outputs:
+        if tensor.name in self.kept_names or any(value is tensor for value in self.graph.outputs):
             inner = gs.Variable(self.build.fresh(f"{tensor.name}_float"), tensor.dtype, tensor.shape)
             producer = tensor.inputs[0]
             producer.outputs[[value is tensor for value in producer.outputs].index(True)] = inner

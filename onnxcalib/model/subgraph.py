@@ -8,9 +8,10 @@ from dataclasses import replace
 import onnx
 
 from onnxcalib.model.graph import GraphIndex
-from onnxcalib.model.io import copied, refill
+from onnxcalib.model.io import copied
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
+from onnxcalib.model.walk import refill
 
 QUANTIZER_OPS = ("DequantizeLinear", "Clip", "QuantizeLinear")
 

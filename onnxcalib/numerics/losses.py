@@ -33,7 +33,7 @@ def log_probabilities(output: Array, output_kind: OutputKind, temperature: float
         if temperature == 1.0:
             return values
     values = values / temperature
-    shifted = values - values.max(axis=-1, keepdims=True)
+    shifted = values - values.max(axis=-1, keepdims=True, initial=-np.inf)  # there may be no class at all
     result: FloatArray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
 

@@ -15,9 +15,10 @@ from models import BUILDERS, build, conv_net, feed_for, normal, op_types, run
 from onnxcalib import evaluate, inspect, quantize
 from onnxcalib.checks.check import check_file
 from onnxcalib.model.constants import fold_constants
-from onnxcalib.model.io import all_nodes, load, opset_of, read_model
+from onnxcalib.model.io import load, opset_of, read_model
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.quantized import read_quantized
+from onnxcalib.model.walk import all_nodes
 from onnxcalib.targets import find_target
 
 LONG = "ai.onnx"
