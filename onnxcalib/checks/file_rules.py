@@ -53,7 +53,8 @@ def _integer_op(scene: Scene) -> Hits:
 def _nothing_quantized(scene: Scene) -> Hits:
     inner = any(attribute.HasField("g") for node in scene.view.graph.node for attribute in node.attribute)
     integer = any(node.op_type in INTEGER_OPS for node in scene.view.graph.node)
-    if scene.view.outer is None and not inner and not integer and not scene.view.quantizers:
+    folded = any(layer.weight_is_folded for layer in scene.view.layers)
+    if scene.view.outer is None and not inner and not integer and not folded and not scene.view.quantizers:
         yield None, "no quantizer in the whole file"
 
 

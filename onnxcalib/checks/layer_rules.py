@@ -56,6 +56,8 @@ def _float_layer(scene: Scene) -> Hits:
     for layer in scene.view.layers:
         if layer.weight is not None and scene.takes_alone(layer.weight):
             continue
+        if layer.weight_is_folded and scene.view.weight_only:
+            continue
         missing = [word for word, found in (("input", layer.activation), ("weight", layer.weight)) if found is None]
         if not layer.weight_is_constant:
             continue

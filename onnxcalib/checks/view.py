@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
+from onnxcalib.model.folded import folded
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.placement import SAME_QPARAMS_OPS
@@ -67,6 +68,7 @@ class LayerView:
     weight: Quantizer | None
     weight_is_direct: bool  # nothing stands between the layer and its weight's quantizer
     weight_is_constant: bool
+    weight_is_folded: bool  # stored as int8, and computed at load
     bias: Quantizer | None
     float_bias: bool
 
@@ -143,7 +145,8 @@ class View:
     @cached_property
     def weight_only(self) -> bool:
         """Whether layers have quantized weights and none a quantized input."""
-        return any(it.weight for it in self.layers) and not any(it.activation for it in self.layers)
+        weights = any(it.weight or it.weight_is_folded for it in self.layers)
+        return weights and not any(it.activation for it in self.layers)
 
     def element_type(self, name: str) -> int | None:
         """The type of a tensor of quantized values, as far as the graph says it."""
@@ -181,7 +184,9 @@ class View:
         maker, direct, constant = self.maker(node.input[1]), weight is not None, self.is_constant(node.input[1])
         if weight is None and maker is not None and maker.op_type in ("Reshape", "Transpose"):
             weight = self.quantizer_of(maker.input[0])
-        return LayerView(node, activation, weight, direct, constant, next(iter(biases), None), biases == [None])
+        integer = folded(node.input[1], self.maker, lambda name: self.initializer(name) is not None)
+        inner = integer is not None and self.is_constant(integer.codes)
+        return LayerView(node, activation, weight, direct, constant, inner, next(iter(biases), None), biases == [None])
 
 
 def views_of(graph: onnx.GraphProto, outer: View | None = None) -> Iterator[View]:

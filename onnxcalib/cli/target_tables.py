@@ -69,6 +69,7 @@ def constraints(target: Target) -> list[tuple[str, str]]:
         ("weights.bits", widths(target.weight_bits)),
         ("weights.storage", target.storage),
         ("weights.weight_only_bits", _weights_alone(target)),
+        ("weights.constants", target.constants),
         ("bias.type", target.bias),
         ("scales.power_of_two", ANSWER[target.power_of_two]),
         ("scales.rounding_safe", ANSWER[target.rounding_safe]),

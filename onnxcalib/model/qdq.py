@@ -18,7 +18,7 @@ from onnxcalib.model.quantizers import QONNX_DOMAIN, Quantizers, QuantNodes
 from onnxcalib.model.storage import QuantizedArray, store_int4
 from onnxcalib.numerics.quant_params import QuantParams, transposed
 from onnxcalib.plan import LayerParams, QuantPlan
-from onnxcalib.targets import Bias, Format, Narrow, Placement, Target
+from onnxcalib.targets import Bias, Constants, Format, Narrow, Placement, Target
 
 
 def write_qdq(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Target) -> onnx.ModelProto:
@@ -142,6 +142,8 @@ class _Writer:
 
     def _weight(self, layer: Layer, params: LayerParams) -> gs.Variable:
         name = f"{layer.name}_weight"
+        if self.target.float_activations and self.target.constants is Constants.FOLDED and not layer.has_sums:
+            return self.quantizers.folded(params.quantized, params.qparams, name)
         if self.target.float_activations and layer.transposed:
             return self.quantizers.weight(params.quantized.T, transposed(params.qparams), name)
         if not (self.target.float_compute and layer.op == "Conv"):

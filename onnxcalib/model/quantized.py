@@ -13,6 +13,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxcalib.model.constants import LAYOUT_OPS, fold_constants
+from onnxcalib.model.folded import as_dequantizers
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.io import copied
 from onnxcalib.model.layers import LAYER_OPS, FloatNode, other_float_nodes, why_float
@@ -58,6 +59,7 @@ def read_quantized(model: onnx.ModelProto) -> QuantizedFile:
     proto = copied(model)
     name_nodes(proto.graph)
     whole = GraphIndex(proto.graph)
+    as_dequantizers(proto.graph, lambda name: any(True for _ in _behind(whole, name)))
     stored = {
         node.output[0]: _stored_bytes(whole, node) for node in proto.graph.node if node.op_type == "DequantizeLinear"
     }

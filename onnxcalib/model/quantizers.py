@@ -15,7 +15,7 @@ from onnxcalib.targets import Narrow, Storage, Target
 
 INT32 = np.iinfo(np.int32)
 QONNX_DOMAIN = "qonnx.custom_op.general"
-INT8_TYPE = 3
+FLOAT_TYPE, INT8_TYPE = 1, 3
 
 
 class Quantizers:
@@ -59,6 +59,19 @@ class Quantizers:
         if storage is Storage.INT4 and four:
             zero = self._int4(f"{name}_zero", qparams.zero_point.astype(np.int8))
         return self._dequantize([stored, scale, zero], name, qparams.axis, qparams.block)
+
+    def folded(self, quantized: QuantizedArray, qparams: QuantParams, name: str) -> gs.Variable:
+        """The same values by ops that a runtime computes at load, where it would dequantize anew in every run."""
+        if qparams.bits < 8:
+            stored: gs.Tensor = unpacking_nodes(self.build, pack(quantized, qparams.bits, qparams.low), name)
+        else:
+            stored = self._stored(f"{name}_codes", quantized)
+        values = self.build.node("Cast", [stored], f"{name}_cast", to=FLOAT_TYPE)
+        if qparams.zero_point.any():
+            zero = broadcast(qparams.zero_point.astype(np.float32), qparams.axis, quantized.ndim)
+            values = self.build.node("Sub", [values, self.build.constant(f"{name}_zero", zero)], f"{name}_steps")
+        scale = broadcast(qparams.scale.astype(np.float32), qparams.axis, quantized.ndim)
+        return self.build.node("Mul", [values, self.build.constant(f"{name}_scale", scale)], name)
 
     def int32_bias(self, bias: npt.NDArray[np.float32], scale: npt.NDArray[np.float32], name: str) -> gs.Variable:
         """A bias in steps of the layer's products."""

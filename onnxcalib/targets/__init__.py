@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnxcalib.errors import RecipeError, near
 from onnxcalib.targets.reading import read_target
-from onnxcalib.targets.target import Bias, Format, Narrow, Placement, Severity, Storage, Target, Verdict
+from onnxcalib.targets.target import Bias, Constants, Format, Narrow, Placement, Severity, Storage, Target, Verdict
 
 NAMES = ("ort", "ort-compat", "openvino", "rknn", "tensorrt", "qnn", "xnnpack", "vitis", "qonnx", "paper")
 
@@ -15,6 +15,7 @@ __all__ = [
     "NAMES",
     "TARGETS",
     "Bias",
+    "Constants",
     "Format",
     "Narrow",
     "Placement",

@@ -11,7 +11,18 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from onnxcalib.errors import RecipeError, near
-from onnxcalib.targets.target import Bias, Blocks, Format, Narrow, Placement, Severity, Storage, Target, Verdict
+from onnxcalib.targets.target import (
+    Bias,
+    Blocks,
+    Constants,
+    Format,
+    Narrow,
+    Placement,
+    Severity,
+    Storage,
+    Target,
+    Verdict,
+)
 
 LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ACTIVATION_TYPES = {
@@ -93,6 +104,7 @@ KEYS: Mapping[str, _Key] = {
     "weights.weight_only_ops": _words("weight_only_ops", LAYER_OPS),
     "weights.weight_only_blocks": _enum("weight_only_blocks", Blocks),
     "weights.storage": _enum("storage", Storage),
+    "weights.constants": _enum("constants", Constants),
     "bias.type": _enum("bias", Bias),
     "bias.ops": _words("bias_ops", LAYER_OPS[:3]),
     "scales.power_of_two": _flag("power_of_two"),

@@ -29,6 +29,13 @@ class Storage(enum.StrEnum):
     INT4_CAST = "int4-cast"  # the same, cast to int8 before it is dequantized
 
 
+class Constants(enum.StrEnum):
+    """How large constants lie in the file that no integer kernel reads: recurrent weights, tables, and such."""
+
+    FOLDED = "folded"  # int8, and a Cast and a Mul that the runtime computes once, at load
+    FLOAT = "float"
+
+
 class Bias(enum.StrEnum):
     """The type of a layer's bias."""
 
@@ -110,6 +117,7 @@ class Target:
     float_compute: bool = False  # keep runtimes from fusing convolutions into integer kernels
     fixed_shapes: bool = False  # a free batch is written as one
     shared_constants: bool = True  # equal constants are stored once
+    constants: Constants = Constants.FLOAT  # of those beside layers, and of weights that runtimes unpack in no product
     weight_only_bits: tuple[int, ...] = ()  # of weights under float activations
     weight_only_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
     weight_only_blocks: Blocks = Blocks.OPTIONAL
@@ -130,7 +138,13 @@ class Target:
     @property
     def simulated(self) -> Target:
         """The target in a form that onnxruntime computes to the last bit, whatever the file will look like."""
-        return replace(self, storage=Storage.INT8, format=Format.QDQ, narrow=Narrow.CLIP_CODES)
+        return replace(
+            self,
+            storage=Storage.INT8,
+            format=Format.QDQ,
+            narrow=Narrow.CLIP_CODES,
+            constants=Constants.FLOAT,
+        )
 
     @property
     def weight_only(self) -> Target:

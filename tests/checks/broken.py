@@ -300,11 +300,11 @@ def _computed_product(file: File) -> str:
     return "scores"
 
 
-def _weights_alone(node: str) -> Callable[[File], str]:
-    """Our file for onnxruntime with int4 weights and float activations."""
+def _weights_alone(node: str, target: str = "ort", bits: str = "w4") -> Callable[[File], str]:
+    """Our file for another target with narrow weights and float activations."""
 
     def plant(file: File) -> str:
-        file.model.CopyFrom(good("ort", "w4"))
+        file.model.CopyFrom(good(target, bits))
         return node
 
     return plant
@@ -383,9 +383,9 @@ ROWS = (
     Broken("integer-op", "tensorrt", _integer_op),
     Broken("u8-weight", "tensorrt", lambda file: file.codes_of("project", TensorProto.UINT8)),
     Broken("s4-weight", "ort", lambda file: file.codes_of("project", TensorProto.INT4), ("opset-too-old",)),
-    Broken("weight-only-conv", "ort", _weights_alone("stem")),
-    Broken("weight-only-conv", "tensorrt", _weights_alone("stem"), ("unblocked-weight",)),
-    Broken("unblocked-weight", "tensorrt", _weights_alone("fc"), ("weight-only-conv",)),
+    Broken("weight-only-conv", "ort", _weights_alone("stem", "openvino", "w8")),
+    Broken("weight-only-conv", "tensorrt", _weights_alone("stem", "openvino", "w8")),
+    Broken("unblocked-weight", "tensorrt", _weights_alone("fc")),
     Broken("float-layer", "qnn", _weights_alone("fc"), ("free-shape",)),
     Broken("u4-weight", "qnn", lambda file: file.codes_of("project", TensorProto.UINT4), ("opset-too-old",)),
     Broken("other-weight", "xnnpack", lambda file: file.codes_of("project", TensorProto.INT16), ("opset-too-old",)),
