@@ -11,6 +11,7 @@ from onnxcalib.data.arrays import Npz
 from onnxcalib.data.check import as_array, check_names
 from onnxcalib.data.feeds import FeedDataset, from_iterable, from_one_shot
 from onnxcalib.data.folder import open_folder, refuse_preprocess
+from onnxcalib.data.images import SUFFIXES
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.samples import SampleDataset, from_arrays
 from onnxcalib.data.spec import LABELS, Array, Dataset, InputSpec
@@ -43,6 +44,15 @@ def open_data(source: Any, inputs: Sequence[InputSpec], preprocess: Preprocess |
     if feeds is source or iter(source) is feeds:
         return from_one_shot("python iterable", inputs, feeds)
     return from_iterable("python iterable", inputs, source)
+
+
+def data_files(path: Path) -> Iterator[Path]:
+    """The files that may be data: the path itself, or those of a folder and of the folders in it."""
+    if not path.is_dir():
+        yield path
+        return
+    for folder in (path, *(inner for inner in path.iterdir() if inner.is_dir())):
+        yield from (file for file in folder.iterdir() if file.suffix.lower() in {".npy", ".npz", ".pb", *SUFFIXES})
 
 
 def _open_path(path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess | None) -> Dataset:
