@@ -32,7 +32,9 @@ def check_run_directory(folder: Path) -> dict[str, Path]:
     """Fails now rather than at the first stage when a folder cannot be a run directory; says what it writes there."""
     _before(folder)
     if not folder.parent.is_dir():
-        raise OutputError(f"the folder of run directory {folder} does not exist.", "Create it, or name another with --run-dir.")
+        raise OutputError(
+            f"the folder of run directory {folder} does not exist.", "Create it, or name another with --run-dir."
+        )
     return {f"{name} of the run directory,": folder / name for name in (ABOUT, "lock", "values", "scratch")}
 
 
