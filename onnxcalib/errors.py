@@ -5,6 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+from onnxcalib.names import in_brief, printable
+
+COMPARED = 100  # characters of a name, and names: looking for near ones takes the square of both
+
 
 class OnnxcalibError(Exception):
     """The base of every error that onnxcalib raises on purpose."""
@@ -12,9 +16,9 @@ class OnnxcalibError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = in_brief(printable(message))
+        self.hint = in_brief(printable(hint))
+        super().__init__(self.message, self.hint)
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
@@ -50,7 +54,7 @@ class OutputError(OnnxcalibError):
     exit_code = 6
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What a library's error says first, without a full stop; what it is called where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
@@ -64,7 +68,7 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 def near(word: str, known: Iterable[str]) -> str:
     """A hint with the nearest known names, for a name that matches nothing."""
     names = list(known)
-    close = difflib.get_close_matches(word, names, n=5, cutoff=0.4)
+    close = difflib.get_close_matches(word[:COMPARED], [name[:COMPARED] for name in names[:1000]], n=5, cutoff=0.4)
     if close:
         return f"Near names: {', '.join(close)}."
     return f"Known names: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}." if names else ""

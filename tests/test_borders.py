@@ -14,8 +14,8 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 # From the ground up: each room may import those before it.
 FLOORS = (
-    "errors", "files", "progress", "numerics", "data", "targets", "recipe", "plan", "model", "checks", "runtime",
-    "autodiff", "algorithms", "mixed_precision", "analysis", "cache", "pipeline", "report", "api", "cli",
+    "names", "errors", "files", "progress", "numerics", "data", "targets", "recipe", "plan", "model", "checks",
+    "runtime", "autodiff", "algorithms", "mixed_precision", "analysis", "cache", "pipeline", "report", "api", "cli",
 )  # fmt: skip
 
 # The package, and the files that alone may import it.

@@ -22,6 +22,7 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantized import read_quantized
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
+from onnxcalib.names import as_cell
 from onnxcalib.numerics.losses import sqnr_db
 from onnxcalib.numerics.quant_params import broadcast
 from onnxcalib.progress import Progress, silent
@@ -137,7 +138,7 @@ def csv_rows(rows: Sequence[LayerComparison]) -> list[list[str]]:
     lines = [["layer", "bits_a", "bits_b", "sqnr_a_db", "sqnr_b_db", "difference_db"]]
     for row in rows:
         both = row.sqnr_db or (None, None)
-        lines.append([row.layer, *row.bits, *map(number, both), number(row.difference_db)])
+        lines.append([as_cell(row.layer), *row.bits, *map(number, both), number(row.difference_db)])
     return lines
 
 

@@ -7,10 +7,13 @@ import enum
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args, get_type_hints
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from onnxcalib.errors import OnnxcalibError
 from onnxcalib.numerics.quant_params import Array
 
 
@@ -33,8 +36,12 @@ def pack(value: Any, arrays: list[Array]) -> Any:
     return {type(value).__name__: {name: pack(getattr(value, name), arrays) for name in _fields(value)}}
 
 
+class UnpackError(Exception):
+    """A tree that no value was packed into."""
+
+
 def unpack(tree: Any, arrays: Sequence[Array], classes: Mapping[str, type]) -> Any:
-    """The value that was packed; its dataclasses are among the given ones."""
+    """The value that was packed; its dataclasses are among the given ones, and their fields hold what they declare."""
 
     def value(tree: Any) -> Any:
         if isinstance(tree, list):
@@ -48,9 +55,48 @@ def unpack(tree: Any, arrays: Sequence[Array], classes: Mapping[str, type]) -> A
             return {value(key): value(item) for key, item in content}
         if kind == "tuple":
             return tuple(value(item) for item in content)
-        return classes[kind](**{name: value(item) for name, item in content.items()})
+        return _built(classes[kind], {name: value(item) for name, item in content.items()})
 
-    return value(tree)
+    try:
+        return value(tree)
+    except (LookupError, TypeError, ValueError, AttributeError, OnnxcalibError) as error:
+        raise UnpackError(f"{type(error).__name__}: {error}") from error
+
+
+def _built(kind: type, given: dict[str, Any]) -> Any:
+    hints = _hints(kind)
+    for name, item in given.items():
+        if not holds(item, hints[name]):
+            raise TypeError(f"{kind.__name__}.{name} cannot be a {type(item).__name__}")
+    return kind(**given)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+# What stands for a number, besides the type that is declared.
+NUMBERS: Mapping[type, Any] = {float: float | int | np.number, int: int | np.integer, bool: bool | np.bool_}
+
+
+def holds(value: Any, hint: Any) -> bool:
+    """Whether a value may be what a field declares; enums come as their values, and of other kinds all is believed."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(holds(value, each) for each in args)
+    if origin is tuple:
+        each = args[:1] * len(value) if args[1:] == (...,) and isinstance(value, tuple) else args
+        return isinstance(value, tuple) and len(value) == len(each) and all(map(holds, value, each))
+    if origin is np.ndarray:
+        return isinstance(value, np.ndarray | np.generic)  # arithmetic makes scalars of arrays without axes
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, dict) and all(holds(key, args[0]) and holds(value[key], args[1]) for key in value)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return isinstance(value, list | tuple) and all(holds(item, args[0]) for item in value)
+    if not isinstance(hint, type) or issubclass(hint, enum.Enum):
+        return True
+    return isinstance(value, NUMBERS.get(hint, hint))
 
 
 def classes_in(*hints: Any) -> dict[str, type]:

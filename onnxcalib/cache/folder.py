@@ -12,7 +12,7 @@ from typing import Any
 from onnxcalib.cache.lock import locked
 from onnxcalib.cache.store import Store
 from onnxcalib.errors import OutputError
-from onnxcalib.files import replacing
+from onnxcalib.files import read_text, replacing
 from onnxcalib.progress import Event, Listener
 
 FORMAT = "onnxcalib run 1"
@@ -28,13 +28,23 @@ DIFFERENCES = {
 }
 
 
+def check_run_directory(folder: Path) -> dict[str, Path]:
+    """Fails now rather than at the first stage when a folder cannot be a run directory; says what it writes there."""
+    _before(folder)
+    if not folder.parent.is_dir():
+        raise OutputError(
+            f"the folder of run directory {folder} does not exist.", "Create it, or name another with --run-dir."
+        )
+    return {f"{name} of the run directory,": folder / name for name in (ABOUT, "lock", "values", "scratch")}
+
+
 @contextlib.contextmanager
 def opened(folder: Path, about: Mapping[str, Any], listener: Listener, classes: Mapping[str, type]) -> Iterator[Store]:
     """The values of a run directory, made if there is none yet, for one process at a time."""
     before = _before(folder)
     try:
-        folder.mkdir(exist_ok=True)
-        (folder / "values").mkdir(exist_ok=True)
+        for path in (folder, folder / "values"):
+            path.mkdir(exist_ok=True)
     except OSError as error:
         raise OutputError(
             f"run directory {folder} cannot be made: {error.strerror}.", "Name another with --run-dir."
@@ -48,7 +58,10 @@ def opened(folder: Path, about: Mapping[str, Any], listener: Listener, classes: 
         write_about(folder, about)
         # Only now is it a run directory for sure, where these names are its own.
         _clear(folder)
-        (folder / "scratch").mkdir()
+        try:
+            (folder / "scratch").mkdir()
+        except OSError as error:
+            raise OutputError(f"{folder / 'scratch'} cannot be made: {error.strerror}.", "Move it away.") from error
         try:
             yield Store(folder / "values", classes)
         finally:
@@ -71,35 +84,38 @@ def write_about(folder: Path, about: Mapping[str, Any]) -> None:
 
 def _before(folder: Path) -> dict[str, Any] | None:
     """What an earlier run wrote; None where there was none."""
-    if not folder.exists():
-        return None
-    if not folder.is_dir():
-        raise OutputError(f"run directory {folder} is a file.", "Name a folder with --run-dir.")
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        if _is_bare(folder):
+        if not folder.exists():
             return None
+        if not folder.is_dir():
+            raise OutputError(f"run directory {folder} is a file.", "Name a folder with --run-dir.")
+        for name in ("values", "scratch"):
+            if (folder / name).is_symlink():  # what it points to is not ours to write to, let alone to clear
+                raise OutputError(f"{folder / name} is a link.", "Name another folder with --run-dir, or remove it.")
+        if not (folder / ABOUT).exists() and not (folder / ABOUT).is_symlink():
+            _check_bare(folder)
+            return None
+        about = json.loads(read_text(folder / ABOUT))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(folder, error) from error
+    known = isinstance(about, dict) and about.get("format") == FORMAT
+    if not known or not all(isinstance(about.get(name), str) for name in ("about", "recipe")):
+        raise _unreadable(folder)
+    return dict(about)
+
+
+def _unreadable(folder: Path, error: Exception | None = None) -> OutputError:
+    why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is damaged, or of another program"
+    return OutputError(f"{folder / ABOUT} {why}.", "Name another folder with --run-dir, or move it away.")
+
+
+def _check_bare(folder: Path) -> None:
+    """It is empty, or all that a run which was killed at once leaves behind; else it is something else."""
+    names = {path.name for path in folder.iterdir() if not path.match(f".{ABOUT}.*.part")}
+    if not names <= {"values", "lock"} or any((folder / "values").glob("*")):
         raise OutputError(
             f"{folder} is not a run directory: it holds files, but no {ABOUT}.", "Name a new folder with --run-dir."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise _unreadable(folder) from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise _unreadable(folder)
-    return about
-
-
-def _unreadable(folder: Path) -> OutputError:
-    return OutputError(
-        f"{folder / ABOUT} is damaged, or of another program.", "Name another folder with --run-dir, or move it away."
-    )
-
-
-def _is_bare(folder: Path) -> bool:
-    """Whether it is empty, or all that a run which was killed at once leaves behind."""
-    names = {path.name for path in folder.iterdir() if not path.match(f".{ABOUT}.*.part")}
-    return names <= {"values", "lock"} and not any((folder / "values").glob("*"))
+        )
 
 
 def _clear(folder: Path) -> None:

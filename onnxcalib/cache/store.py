@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxcalib.cache.codec import checksum, pack, unpack
-from onnxcalib.errors import OutputError
+from onnxcalib.cache.codec import UnpackError, checksum, pack, unpack
+from onnxcalib.data.arrays import Npz
+from onnxcalib.errors import DataError, OutputError, first_line
 from onnxcalib.files import replacing
 from onnxcalib.numerics.quant_params import Array
 
 FORMAT = "onnxcalib value 1"
+TOLD = ("format", "stage", "key", "when", "about")  # of every value
 SUFFIX = ".npz"
 
 
@@ -43,12 +45,12 @@ class Store:
         self.folder, self.classes = folder, classes  # of the values, by name
         self._one_writer = threading.Lock()
 
-    def put(self, stage: str, key: str, value: Any, **about: Any) -> None:
+    def put(self, stage: str, key: str, value: Any, **more: Any) -> None:
         """Writes the value under a temporary name, makes sure that it lies on the disk, and renames it."""
         arrays: list[Array] = []
         tree = json.dumps(pack(value, arrays))
         when = time.strftime("%Y-%m-%d %H:%M:%S")
-        header = json.dumps({"format": FORMAT, "stage": stage, "key": key, "when": when, **about})
+        header = json.dumps({"format": FORMAT, "stage": stage, "key": key, "when": when, "about": "", **more})
         named = {f"a{number}": array for number, array in enumerate(arrays)}
         texts = {"header": header, "tree": tree, "checksum": checksum(header + tree, arrays)}
         with self._one_writer, replacing(self.path(stage, key)) as temporary:
@@ -57,12 +59,15 @@ class Store:
     def get(self, stage: str, key: str) -> Any | None:
         """The value, None where there is none."""
         path = self.path(stage, key)
-        if not path.exists():
+        if not path.exists() and not path.is_symlink():
             return None
         header, tree, arrays = _read(path)
         if header["key"] != key:
             raise DamagedError(f"{path} holds the value of another key.")
-        return unpack(json.loads(tree), arrays, self.classes)
+        try:
+            return unpack(json.loads(tree), arrays, self.classes)
+        except (UnpackError, ValueError, RecursionError) as error:
+            raise DamagedError(f"{path} is damaged: {first_line(error)}.") from error
 
     def path(self, stage: str, key: str) -> Path:
         """The file of a value."""
@@ -80,16 +85,29 @@ class Store:
 
 def _read(path: Path) -> tuple[dict[str, Any], str, list[Array]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            header, tree, wanted = (file[name].tobytes().decode() for name in ("header", "tree", "checksum"))
-            arrays = [file[f"a{number}"] for number in range(len(file.files) - 3)]
-    except PermissionError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        file = Npz(path)
+        if not all(map(file.is_plain, file.names)):  # as it was written; what is packed may be larger than all memory
+            raise DamagedError(f"{path} is damaged: it is compressed.")
+        header, tree, wanted = (file[name].tobytes().decode() for name in ("header", "tree", "checksum"))
+        arrays = [np.array(file[f"a{number}"]) for number in range(len(file.names) - 3)]
+    except DataError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise OutputError(error.message, "Check its permissions.") from error
+        raise DamagedError(f"{path} is damaged: it cannot be read.") from error
+    except (ValueError, KeyError, MemoryError) as error:
         raise DamagedError(f"{path} is damaged: it cannot be read.") from error
     if checksum(header + tree, arrays) != wanted:
         raise DamagedError(f"{path} is damaged: its checksum differs.")
-    return json.loads(header), tree, arrays
+    return _told(path, header), tree, arrays
+
+
+def _told(path: Path, header: str) -> dict[str, Any]:
+    """What a value says of itself; what has a good checksum may still be of somebody else."""
+    with contextlib.suppress(ValueError, RecursionError):
+        told = json.loads(header)
+        if isinstance(told, dict) and all(isinstance(told.get(name), str) for name in TOLD):
+            return told
+    raise DamagedError(f"{path} is damaged: it does not say what it is.")
 
 
 def _write(path: Path, arrays: Mapping[str, Array]) -> None:

@@ -11,10 +11,11 @@ import click
 from onnxcalib.cli.options import FILE, console, with_options, with_runtime
 from onnxcalib.cli.recipes import MIXED, recipe_from
 from onnxcalib.cli.tables import allocation_line, allocation_table
-from onnxcalib.files import check_writable, replacing
+from onnxcalib.files import check_outputs, replacing
 from onnxcalib.mixed_precision.assignment import METHODS, solve
 from onnxcalib.mixed_precision.request import Request, add_cost_tables
 from onnxcalib.mixed_precision.table_files import load
+from onnxcalib.pipeline.inputs import files_read, recipe_read
 from onnxcalib.recipe import MIN_BITS, Pipeline, Precision
 
 
@@ -36,7 +37,7 @@ def allocate(table: Path, method: str, output: Path | None, **options: Any) -> N
     # The table says what each layer may take; the recipe's own list of bits decides nothing here.
     recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=(Precision(MIN_BITS, MIN_BITS), loaded.base))
     if output is not None:
-        check_writable(output)
+        check_outputs({"--output": output}, (*files_read(table), *recipe_read(recipe)))
     costed = add_cost_tables(loaded, recipe)
     found = solve(costed, Request.of(costed, recipe), method)
     if output is not None:

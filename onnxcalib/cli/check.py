@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from onnxcalib.checks.check import Finding, check_file, matters
-from onnxcalib.cli.options import FILE, console
+from onnxcalib.cli.options import FILE, console, echo
 from onnxcalib.cli.target_tables import findings_table
 from onnxcalib.errors import ModelError
 from onnxcalib.targets import NAMES, Severity, find_target
@@ -35,7 +35,7 @@ def check(model: Path, target: str, as_json: bool) -> None:
     try:
         findings = check_file(model, chosen)
     except ModelError as error:
-        click.echo(f"Error: {error}", err=True)
+        echo(f"Error: {error}", err=True)
         sys.exit(UNREADABLE)
     if as_json:
         listed = [dataclasses.asdict(it) for it in findings]
@@ -43,7 +43,7 @@ def check(model: Path, target: str, as_json: bool) -> None:
     else:
         if findings:
             console().print(findings_table(findings))
-        click.echo(f"{model} on {chosen.name}: {_counted(findings)}")
+        echo(f"{model} on {chosen.name}: {_counted(findings)}")
     if matters(findings):
         sys.exit(FOUND)
 

@@ -14,7 +14,8 @@ from onnxcalib.cli.options import FILE, console, image_options, preprocess_from,
 from onnxcalib.cli.tables import comparison_table, evaluation_table
 from onnxcalib.cli.watch import watching
 from onnxcalib.errors import OutputError
-from onnxcalib.files import check_writable, replacing
+from onnxcalib.files import check_outputs, replacing
+from onnxcalib.pipeline.inputs import data_read, models_read
 
 SHOWN = 20
 
@@ -37,7 +38,7 @@ def compare(first: Path, second: Path, data: Path, model: Path | None, table: Pa
     if table is not None:
         if table.suffix != ".csv":
             raise OutputError(f"the table {table} does not end in .csv.", "Name a .csv file.")
-        check_writable(table)
+        check_outputs({"--csv": table}, (*models_read(first, second, model), *data_read(data)))
     with watching() as progress:
         found = compare_files((first, second), data, model, preprocess=preprocess_from(options), progress=progress)
     if table is not None:

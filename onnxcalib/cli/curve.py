@@ -13,7 +13,8 @@ from onnxcalib.cli.recipes import QUANTIZER, sweep_from
 from onnxcalib.cli.tables import curve_table
 from onnxcalib.cli.watch import watching
 from onnxcalib.errors import OutputError
-from onnxcalib.files import check_writable, replacing
+from onnxcalib.files import check_outputs, replacing
+from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.sweep import compression_curve
 from onnxcalib.report.plots import check_plot, plot_curve
 
@@ -41,9 +42,11 @@ def curve(
     recipe = sweep_from(options)
     if output.suffix != ".csv":
         raise OutputError(f"the curve {output} does not end in .csv.", "Name a .csv file; --plot draws a picture.")
-    check_writable(output)
+    outputs = {"--output": output}
     if plot is not None:
         check_plot(plot)
+        outputs["--plot"] = plot
+    check_outputs(outputs, (*models_read(model), *data_read(calibration), *recipe_read(recipe)))
     with watching() as progress:
         pixels = preprocess_from(options)
         found = compression_curve(model, calibration, recipe, points, measure, preprocess=pixels, progress=progress)

@@ -54,7 +54,7 @@ def demo(out: Path) -> None:
             write_report(result, folder / MODEL, folder / CALIBRATION, report, test=folder / TEST, progress=progress)
         rows = evaluate(written, folder / TEST, folder / MODEL, progress=progress)
     console().print(evaluation_table(rows))
-    console().print(f"report: {report or 'none without matplotlib; type pip install onnxcalib[report]'}", markup=False)
+    console().print(f"report: {report or 'none without matplotlib; type pip install onnxcalib[report]'}")
 
 
 def find_models() -> Path:

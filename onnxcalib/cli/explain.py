@@ -51,6 +51,6 @@ def explain(
         facts = replace(facts, report=told, rows=told["layers"] if told is not None else ())
     screen = console()
     for asked in Question if question is None else (Question(question),):
-        screen.print(f"[bold]{TITLES[asked]}[/bold]")
+        screen.print(TITLES[asked], style="bold")
         for line in answer(asked, facts):
-            screen.print(f"  {line}", markup=False, soft_wrap=True)
+            screen.print(f"  {line}", soft_wrap=True)

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from onnxcalib.data import Preprocess
 from onnxcalib.errors import RecipeError
+from onnxcalib.names import printable
 from onnxcalib.recipe import IMAGE_KEYS, preprocess_of
 from onnxcalib.recipe.keys import Key, Kind
 from onnxcalib.runtime.installed import find_runtime
@@ -23,10 +25,26 @@ TYPES = {Kind.INTEGER: int, Kind.SIZE: int, Kind.NUMBER: float, Kind.PATH: FILE}
 WIDTH_WHEN_PIPED = 200
 
 
+class PlainConsole(Console):
+    """Shows texts as they are: names hold brackets that are no markup, and characters that a terminal would obey."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text of a line or of a cell of a table."""
+        return super().render_str(printable(text), **options)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console that does not fold tables when its output goes to a file."""
-    screen = Console(stderr=stderr, highlight=False, soft_wrap=False)
-    return screen if screen.is_terminal else Console(stderr=stderr, highlight=False, width=WIDTH_WHEN_PIPED)
+    screen = PlainConsole(stderr=stderr)
+    return screen if screen.is_terminal else PlainConsole(stderr=stderr, width=WIDTH_WHEN_PIPED)
+
+
+def echo(line: str, *, err: bool = False) -> None:
+    """Prints a line as it is, however long."""
+    click.echo(printable(line), err=err)
 
 
 def with_runtime(function: Function) -> Function:

@@ -8,15 +8,20 @@ from typing import Any
 
 import click
 
+from onnxcalib.cache.folder import check_run_directory
 from onnxcalib.cli.options import FILE, console, image_options, with_options, with_runtime
 from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from
 from onnxcalib.cli.tables import file_summary, stage_summary
 from onnxcalib.cli.watch import watching
 from onnxcalib.errors import RecipeError
+from onnxcalib.files import check_outputs, check_writable
+from onnxcalib.model.files import model_outputs
 from onnxcalib.model.io import file_bytes
+from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.pipelines import quantize as quantize_model
 from onnxcalib.pipeline.result import Result
 from onnxcalib.progress import Event
+from onnxcalib.recipe import Settings
 from onnxcalib.report.write import check_report, write_report
 
 
@@ -44,9 +49,7 @@ def quantize(model: Path, recipe: str | None, verbose: bool, as_json: bool, **op
     with watching(verbose=verbose, as_json=as_json) as watch:
         settings = settings_from(options, recipe)
         calibration, output = _needed("calibration", settings.calibration), _needed("output", settings.output)
-        if settings.report is not None:
-            check_report(settings.report)
-        folder = settings.run_dir or output.with_name(f"{output.name}.run")
+        folder = _check_files(settings, model, output, recipe)
         run = partial(quantize_model, model, calibration, settings.recipe, output=output, run_dir=folder)
         test, pixels = settings.test_data, settings.preprocess
         try:
@@ -66,6 +69,19 @@ def quantize(model: Path, recipe: str | None, verbose: bool, as_json: bool, **op
     if settings.report is not None:
         screen.print(f"report: {settings.report}")
     screen.print(f"{output}: {file_summary(result.plan, file_bytes(model), file_bytes(output))}")
+
+
+def _check_files(settings: Settings, model: Path, output: Path, recipe: str | None) -> Path:
+    """Refuses files that would overwrite each other or what is read, before any work; the run directory."""
+    check_writable(output)
+    folder = settings.run_dir or output.with_name(f"{output.name}.run")
+    files, claimed = model_outputs("--output", output), check_run_directory(folder)
+    if settings.report is not None:
+        pages, figures = check_report(settings.report)
+        files, claimed = files | pages, claimed | figures
+    reads = (*models_read(model), *data_read(settings.calibration, settings.test_data))
+    check_outputs(files, (*reads, *recipe_read(settings.recipe, recipe)), claimed)
+    return folder
 
 
 def _needed(option: str, path: Path | None) -> Path:

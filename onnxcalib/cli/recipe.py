@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onnxcalib.cli.options import FILE, image_options, with_options
+from onnxcalib.cli.options import FILE, echo, image_options, with_options
 from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from
 from onnxcalib.errors import OutputError
 from onnxcalib.files import check_writable, replacing
@@ -29,12 +29,12 @@ def init(file: Path, preset: str | None) -> None:
     onnxcalib recipe init
     onnxcalib recipe init best.toml --preset best
     """
-    if file.exists():
-        raise OutputError(f"{file} exists already.", "Name another file, or remove that one.")
     check_writable(file)
+    if file.exists() or file.is_symlink():
+        raise OutputError(f"{file} exists already.", "Name another file, or remove that one.")
     with replacing(file) as temporary:
         temporary.write_text(template(preset), encoding="utf-8")
-    click.echo(f"{file}: edit it, then type: onnxcalib quantize MODEL --recipe {file}", err=True)
+    echo(f"{file}: edit it, then type: onnxcalib quantize MODEL --recipe {file}", err=True)
 
 
 @recipe.command()

@@ -28,8 +28,8 @@ def show(folder: Path) -> None:
     found, screen = read(folder, [stage.name for stage in STAGES]), console()
     about = found.about
     for name in ("model", "data", "samples", "target", "version", "runtime", "started", "finished"):
-        screen.print(f"{name:9} {about.get(name, 'not yet')}", markup=False)
-    screen.print(f"recipe    {'; '.join(about['recipe'].split(chr(10))).rstrip('; ')}", markup=False, soft_wrap=True)
+        screen.print(f"{name:9} {about.get(name, 'not yet')}")
+    screen.print(f"recipe    {'; '.join(about['recipe'].split(chr(10))).rstrip('; ')}", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "state", "values", "parts", "bytes", "last"):
         table.add_column(name, justify="right" if name in ("values", "parts", "bytes") else "left")
@@ -38,4 +38,4 @@ def show(folder: Path) -> None:
             table.add_row(row.stage, row.state, str(row.values), str(row.parts), f"{row.bytes:,}", row.when)
     screen.print(table)
     for path in found.damaged:
-        screen.print(f"damaged: {path}; the next run computes it again", markup=False, soft_wrap=True)
+        screen.print(f"damaged: {path}; the next run computes it again", soft_wrap=True)

@@ -11,7 +11,9 @@ from onnxcalib.cli.options import FILE, console, image_options, preprocess_from,
 from onnxcalib.cli.recipes import QUANTIZER, sweep_from
 from onnxcalib.cli.tables import sensitivity_table
 from onnxcalib.cli.watch import watching
+from onnxcalib.files import check_outputs
 from onnxcalib.mixed_precision.table_files import check_output, save
+from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.sweep import sensitivity as measure
 
 
@@ -30,6 +32,7 @@ def sensitivity(model: Path, calibration: Path, output: Path, **options: Any) ->
     """
     recipe = sweep_from(options)
     check_output(output)
+    check_outputs({"--output": output}, (*models_read(model), *data_read(calibration), *recipe_read(recipe)))
     with watching() as progress:
         measured = measure(model, calibration, recipe, preprocess=preprocess_from(options), progress=progress)
     save(measured.table, output)

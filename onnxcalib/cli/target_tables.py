@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.markup import escape
 from rich.table import Table
 
 from onnxcalib.checks.check import Finding
@@ -23,7 +22,7 @@ def target_table(targets: Iterable[Target]) -> Table:
         rows = dict(constraints(target))
         grids = (f"{rows[f'{of}.type']} {rows[f'{of}.bits']}" for of in ("activations", "weights"))
         others = (rows[key] for key in ("bias.type", "graph.placement", "weights.storage", "graph.opset"))
-        table.add_row(target.name, *grids, *others, escape(target.summary.split(":")[0]))
+        table.add_row(target.name, *grids, *others, target.summary.split(":")[0])
     return table
 
 
@@ -32,7 +31,7 @@ def constraints_table(target: Target) -> Table:
     table = Table("constraint", "value", "source", box=None)
     for key, value in constraints(target):
         section = key.split(".")[0]
-        table.add_row(key, escape(value), escape(target.sources.get(key, target.sources.get(section, ""))))
+        table.add_row(key, value, target.sources.get(key, target.sources.get(section, "")))
     return table
 
 
@@ -42,7 +41,7 @@ def verdicts_table(target: Target) -> Table:
     finds = {name: rule["finds"] for name, rule in rules().items()}
     for name, verdict in sorted(target.check.items()):
         if verdict.severity is not Severity.FINE:
-            table.add_row(name, verdict.severity, finds[name], escape(verdict.reason), escape(verdict.source))
+            table.add_row(name, verdict.severity, finds[name], verdict.reason, verdict.source)
     return table
 
 
@@ -51,7 +50,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     table = Table("node", "op", "severity", "rule", "what", "reason", "source", box=None)
     for it in findings:
         texts = (it.node or "(the file)", it.op, it.severity, it.rule, it.what, it.reason, it.source)
-        table.add_row(*(escape(text) for text in texts))
+        table.add_row(*texts)
     return table
 
 

@@ -11,16 +11,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TimeRemainingColumn
 from rich.text import Text
 
 from onnxcalib.cli.doctor import PACKAGES
-from onnxcalib.errors import OnnxcalibError
+from onnxcalib.cli.ending import last_words
+from onnxcalib.cli.options import PlainConsole
 from onnxcalib.progress import Event
 from onnxcalib.runtime.installed import version_of
 
-INTERRUPTED = 130
 EVERY = 0.5  # seconds between two events of progress
 
 
@@ -81,7 +80,7 @@ class Watch:
 
     def say(self, line: str) -> None:
         """A line above the bars."""
-        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._bar.console.print(line, soft_wrap=True)
 
     def _begin(self, stage: str) -> None:
         if stage not in self._tasks:
@@ -113,17 +112,17 @@ class Watch:
 @contextlib.contextmanager
 def watching(*, verbose: bool = False, as_json: bool = False) -> Iterator[Watch]:
     """Shows what happens inside the block; errors become events too where a program listens."""
-    screen = Console(stderr=True)
+    screen = PlainConsole(stderr=True)
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     quiet = as_json or not screen.is_terminal
     with Progress(*columns, console=screen, disable=quiet, transient=True) as bar:
         watch = Watch(bar, verbose=verbose, as_json=as_json)
         try:
             yield watch
-        except (OnnxcalibError, click.exceptions.Abort, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:
             if as_json:
-                code = error.exit_code if isinstance(error, OnnxcalibError) else INTERRUPTED
-                watch.event(Event("error", {"message": str(error) or "interrupted", "exit_code": code}))
+                message, code = last_words(error)
+                watch.event(Event("error", {"message": message, "exit_code": code}))
             raise
 
 

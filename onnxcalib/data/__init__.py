@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxcalib.data.mixup import MixedPairs, can_be_mixed
-from onnxcalib.data.opening import open_data
+from onnxcalib.data.opening import data_files, open_data
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.spec import Dataset, Feed, InputSpec
 from onnxcalib.data.split import first, place_of, shuffled, split, train_validation_split, why_not_parted
@@ -15,6 +15,7 @@ __all__ = [
     "MixedPairs",
     "Preprocess",
     "can_be_mixed",
+    "data_files",
     "first",
     "open_data",
     "place_of",

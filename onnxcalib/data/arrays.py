@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import mmap
 import re
@@ -10,19 +11,22 @@ import shutil
 import struct
 import tempfile
 import tokenize
-import weakref
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from onnxcalib.data.spec import Array
-from onnxcalib.errors import DataError
+from onnxcalib.data.spool import Spool
+from onnxcalib.errors import DataError, first_line
+from onnxcalib.files import check_regular
 
 _REWRITE = "Write the file again; its copy or download may be incomplete."
+_HEADER = 2**14  # bytes that a header takes at most: NumPy itself takes no more than 10,000
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
@@ -33,17 +37,23 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 def map_npy(path: Path, where: str, offset: int = 0, size: int | None = None) -> Array:
     """Map the array that starts `offset` bytes into a file and takes at most `size` bytes."""
-    with _readable(path), path.open("rb") as file:
-        file.seek(offset)
-        shape, fortran, dtype = _header(file, where)
-        start = file.tell()
-        end = path.stat().st_size if size is None else min(offset + size, path.stat().st_size)
+    with readable(path):
+        whole = check_regular(path)
+        with path.open("rb") as file:
+            return map_at(file, where, offset, whole if size is None else min(offset + size, whole))
+
+
+def map_at(file: IO[bytes], where: str, offset: int, end: int) -> Array:
+    """Map the array that lies between two places of an open file."""
+    file.seek(offset)
+    shape, fortran, dtype, start = _header(file, where)
+    start += offset
     needed = math.prod(shape) * dtype.itemsize
     if end - start < needed:
-        raise DataError(f"{where} is cut short: {end - start} of its {needed} bytes are there.", _REWRITE)
+        raise DataError(f"{where} is cut short: {max(end - start, 0)} of its {needed} bytes are there.", _REWRITE)
     if needed == 0:  # nothing cannot be mapped
         return np.empty(shape, dtype)
-    return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
+    return np.memmap(file, dtype, "r", start, shape, "F" if fortran else "C")
 
 
 def give_back(array: Array) -> None:
@@ -56,12 +66,18 @@ def give_back(array: Array) -> None:
 class Npz:
     """The members of a .npz file, by name; opening it reads only the table of contents."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, spool: Callable[[], Spool] | None = None) -> None:
         self.path = path
-        with _readable(path), zipfile.ZipFile(path) as archive:
-            self._members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        self._copies: dict[str, Path] = {}
+        self._spool = spool or cache(Spool)  # several archives may share one: every file that is open counts
+        with readable(path):
+            check_regular(path)
+            with zipfile.ZipFile(path) as archive:
+                listed = archive.infolist()
+        self._members = {info.filename.removesuffix(".npy"): info for info in listed}
+        self._copies: dict[str, tuple[int, int]] = {}  # where they begin and end
         self.names = list(self._members)
+        if len(self.names) < len(listed):
+            raise DataError(f"{path} holds two arrays of one name.", _REWRITE)
 
     def title(self, name: str) -> str:
         """The array in a message."""
@@ -69,21 +85,31 @@ class Npz:
 
     def header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """The shape and element type of an array, without its data."""
-        with _readable(self.path), zipfile.ZipFile(self.path) as archive, archive.open(self._members[name]) as member:
-            shape, _, dtype = _header(member, self.title(name))
+        with readable(self.path), zipfile.ZipFile(self.path) as archive, archive.open(self._members[name]) as member:
+            shape, _, dtype, _ = _header(member, self.title(name))
         return shape, dtype
+
+    def empty(self, name: str) -> Array:
+        """An array of the same shape and type that takes no memory, to see whether it fits before it is unpacked."""
+        shape, dtype = self.header(name)
+        return np.broadcast_to(np.zeros((), dtype), shape)
 
     def __getitem__(self, name: str) -> Array:
         """Map an array: where it lies if it is stored plain, else in a temporary copy, unpacked once."""
-        info = self._members[name]
-        with _readable(self.path):
-            if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
-                return map_npy(self.path, self.title(name), self._data_offset(info), info.file_size)
+        info, title = self._members[name], self.title(name)
+        if self.is_plain(name):
+            with readable(self.path):
+                offset = self._data_offset(info)
+            return map_npy(self.path, title, offset, info.file_size)
+        with readable(self.path):
             if name not in self._copies:
-                self._copies[name] = self._unpack(info)
-            array = map_npy(self._copies[name], self.title(name))
-        weakref.finalize(array, id, self)  # the copies go with this object, which stays while one is mapped
-        return array
+                self._copies[name] = self._unpack(name)
+            return map_at(self._spool().file, title, *self._copies[name])
+
+    def is_plain(self, name: str) -> bool:
+        """Whether an array lies in the file as it is: neither compressed nor encrypted."""
+        info = self._members[name]
+        return info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
 
     def _data_offset(self, info: zipfile.ZipInfo) -> int:
         with self.path.open("rb") as file:
@@ -93,42 +119,51 @@ class Npz:
         name, extra = struct.unpack("<HH", header[26:30])
         return int(info.header_offset + 30 + name + extra)
 
-    def _unpack(self, info: zipfile.ZipInfo) -> Path:
-        with tempfile.NamedTemporaryFile(prefix="onnxcalib-", suffix=".npy", delete=False) as copy:
-            path = Path(copy.name)
-            weakref.finalize(self, _remove, path)
-            with zipfile.ZipFile(self.path) as archive, archive.open(info) as member:
-                shutil.copyfileobj(member, copy, 1 << 20)
-        return path
+    def _unpack(self, name: str) -> tuple[int, int]:
+        """Copies what the header promises."""
+        shape, dtype = self.header(name)
+        most = _HEADER + math.prod(shape) * dtype.itemsize
+        info, free = self._members[name], shutil.disk_usage(tempfile.gettempdir()).free
+        if info.file_size > most:
+            raise DataError(f"{self.title(name)} holds more bytes than its shape {list(shape)} takes.", _REWRITE)
+        if info.file_size > free:
+            hint = "Free some space, set TMPDIR to a folder on a larger disk, or save it with np.savez."
+            raise DataError(f"{self.title(name)} takes {info.file_size:,} bytes when it is unpacked.", hint)
+        with zipfile.ZipFile(self.path) as archive, archive.open(info) as member, self._spool().adding() as copy:
+            start = copy.tell()
+            shutil.copyfileobj(member, copy, 1 << 20)
+            return start, copy.tell()
 
 
-def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """The shape, the order, the element type, and how many bytes the header takes."""
+    text = io.BytesIO(file.read(_HEADER))  # so much and no more, whatever length it claims
     try:
-        version = np.lib.format.read_magic(file)
+        version = np.lib.format.read_magic(text)
         if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(text)
         else:  # (3, 0) exists only for structured arrays, which no model reads
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-        if min(shape, default=0) < 0:
-            raise ValueError(f"its shape is {shape}")
-    except (ValueError, TypeError, SyntaxError, tokenize.TokenError) as error:  # NumPy parses the header as Python
-        raise DataError(f"{where} is not a readable NumPy array: {error}.", _REWRITE) from error
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(text)
+        if min(shape, default=0) < 0 or dtype.itemsize == 0:
+            raise ValueError(f"its shape is {shape}, its type {dtype}")
+        np.broadcast_shapes(shape)  # more axes than NumPy has
+    except (ValueError, TypeError, SyntaxError, tokenize.TokenError, MemoryError, RecursionError) as error:
+        # NumPy parses the header as Python.
+        raise DataError(f"{where} is not a readable NumPy array: {first_line(error)[:200]}.", _REWRITE) from error
     if dtype.hasobject:
         hint = "Save it as an array of numbers; pickled objects are never loaded."
         raise DataError(f"{where} holds Python objects, not numbers.", hint)
-    return shape, fortran, dtype
+    return shape, fortran, dtype, text.tell()
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
+    """Whatever the file is or holds, an error of it is one of the data."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError, struct.error) as error:
-        raise DataError(f"{path} is damaged or not a .npz file: {error}.", _REWRITE) from error
-    except (OSError, RuntimeError, NotImplementedError) as error:  # unreadable, encrypted, unknown compression
-        raise DataError(f"{path} cannot be read: {error}.", "Check its permissions and the free disk space.") from error
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
+        raise DataError(f"{path} is damaged or not a .npz file: {first_line(error)}.", _REWRITE) from error
+    except (OSError, RuntimeError, NotImplementedError, ValueError, LookupError, MemoryError) as error:
+        # Unreadable, encrypted, compressed in an unknown way, or with places outside of the file.
+        told = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise DataError(f"{path} cannot be read: {told}.", "Check the file, and the free disk space.") from error

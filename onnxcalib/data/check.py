@@ -54,16 +54,23 @@ def check_counts(counts: Mapping[str, int], where: str, hint: str) -> int:
     return next(iter(counts.values()))
 
 
+_LABELS = "Labels are one class index, 0 or higher, for every sample."
+
+
+def check_label_header(shape: tuple[int, ...], dtype: np.dtype[Any], count: int, where: str) -> None:
+    """One integer a sample, which an array tells before it is read."""
+    if dtype.kind not in "iu":
+        raise DataError(f"{where} is {dtype}, but labels are integers.", _LABELS)
+    if shape != (count,):
+        raise DataError(f"{where} has shape {show(shape)}, but there are {count} samples.", _LABELS)
+
+
 def check_labels(labels: Array, count: int, where: str) -> Labels:
     """One class index a sample, as int64."""
-    hint = "Labels are one class index, 0 or higher, for every sample."
-    if labels.dtype.kind not in "iu":
-        raise DataError(f"{where} is {labels.dtype}, but labels are integers.", hint)
-    if labels.shape != (count,):
-        raise DataError(f"{where} has shape {show(labels.shape)}, but there are {count} samples.", hint)
+    check_label_header(labels.shape, labels.dtype, count, where)
     if count and labels.min() < 0:
         sample = int(np.argmax(labels < 0))
-        raise DataError(f"{where} holds {labels[sample]} for sample {sample}, but labels are not negative.", hint)
+        raise DataError(f"{where} holds {labels[sample]} for sample {sample}, but labels are not negative.", _LABELS)
     return np.array(labels, dtype=np.int64)
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, islice
-from pathlib import Path
 
 import numpy as np
 
+from onnxcalib.data.arrays import map_at
 from onnxcalib.data.check import check_feed, check_finite, samples_in
-from onnxcalib.data.spec import Dataset, Feed, InputSpec, Labels
+from onnxcalib.data.spec import Array, Dataset, Feed, InputSpec, Labels
+from onnxcalib.data.spool import Spool
 from onnxcalib.data.steady import fingerprint, other_samples
 from onnxcalib.errors import DataError
 
@@ -118,7 +117,7 @@ def from_iterable(source: str, inputs: Sequence[InputSpec], feeds: Iterable[obje
 
 def from_one_shot(source: str, inputs: Sequence[InputSpec], feeds: Iterable[object]) -> FeedDataset:
     """Feeds that can be had only once: they are written to a temporary folder, one in memory at a time."""
-    spool, title = _Spool(inputs), partial(_title, f"the {source}")
+    spool, title = _SpooledFeeds(inputs), partial(_title, f"the {source}")
     places, labels = _survey(feeds, inputs, source, title, spool.write)
     return FeedDataset(source, labels, places, spool.read, title)
 
@@ -168,28 +167,31 @@ def _places(found: Sequence[tuple[int, bytes | None]]) -> tuple[Place, ...]:
     return tuple(Place(number, start, *feed) for number, (start, feed) in enumerate(zip(starts, found, strict=False)))
 
 
-class _Spool:
-    """A temporary folder of feeds, one .npy file an array; it goes when nobody holds it any more."""
+class _SpooledFeeds:
+    """Feeds in a temporary file."""
 
     def __init__(self, inputs: Sequence[InputSpec]) -> None:
         self._inputs = inputs
+        self._starts: list[list[int]] = []  # of each feed, by input
         with _writable():
-            self._folder = Path(tempfile.mkdtemp(prefix="onnxcalib-"))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            self._spool = Spool()
 
-    def write(self, number: int, feed: Feed) -> None:
-        with _writable():
-            for index, spec in enumerate(self._inputs):
-                np.save(self._path(number, index), feed[spec.name], allow_pickle=False)
+    def write(self, _number: int, feed: Feed) -> None:
+        self._starts.append([])
+        for spec in self._inputs:
+            with _writable(), self._spool.adding() as file:
+                self._starts[-1].append(file.tell())
+                np.save(file, feed[spec.name], allow_pickle=False)
 
     def read(self, numbers: Sequence[int]) -> Iterator[Feed]:
         for number in numbers:
-            arrays = (np.load(self._path(number, index), allow_pickle=False) for index in range(len(self._inputs)))
-            # The .npy format has no name for bfloat16 and its relatives, but keeps their bytes.
-            yield {spec.name: array.view(spec.dtype) for spec, array in zip(self._inputs, arrays, strict=True)}
+            starts = zip(self._inputs, self._starts[number], strict=True)
+            yield {spec.name: self._read(spec, start) for spec, start in starts}
 
-    def _path(self, number: int, index: int) -> Path:
-        return self._folder / f"{number}_{index}.npy"
+    def _read(self, spec: InputSpec, start: int) -> Array:
+        mapped = map_at(self._spool.file, f"the stored array of '{spec.name}'", start, self._spool.end)
+        # The .npy format has no name for bfloat16 and its relatives, but keeps their bytes.
+        return np.array(mapped).view(spec.dtype)
 
 
 @contextlib.contextmanager

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxcalib.data.arrays import Npz, map_npy, natural
-from onnxcalib.data.check import check_axes, check_counts, check_dtype, check_names
+from onnxcalib.data.check import check_axes, check_counts, check_dtype, check_feed, check_label_header, check_names
 from onnxcalib.data.feeds import from_files
 from onnxcalib.data.images import class_folders, images_in, open_images
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.protobuf import open_test_sets, set_folders
 from onnxcalib.data.samples import FileRows, SampleDataset, join_rows
 from onnxcalib.data.spec import LABELS, Array, Dataset, InputSpec
+from onnxcalib.data.spool import Spool
 from onnxcalib.errors import DataError
 
 
@@ -70,8 +71,9 @@ def _open_npy(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> S
 def _open_npz(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> Dataset:
     """Each file is one sample or a batch; where the inputs share no batch axis, it is one feed."""
     if any(spec.rank == 0 for spec in inputs) or len({spec.shape[0] for spec in inputs}) > 1:
-        return from_files(str(folder), inputs, [str(file) for file in files], lambda index: _feed(files[index]))
-    archives = [Npz(file) for file in files]
+        return from_files(str(folder), inputs, [str(file) for file in files], lambda index: _feed(files[index], inputs))
+    spool = cache(Spool)
+    archives = [Npz(file, spool) for file in files]
     counts = [_samples(archive, inputs) for archive in archives]
 
     def load(spec: InputSpec, index: int) -> Array:
@@ -84,8 +86,9 @@ def _open_npz(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> D
     return join_rows(str(folder), inputs, rows, _labels(folder, archives, counts, inputs))
 
 
-def _feed(file: Path) -> dict[str, Array]:
+def _feed(file: Path, inputs: Sequence[InputSpec]) -> dict[str, Array]:
     archive = Npz(file)
+    check_feed({name: archive.empty(name) for name in archive.names}, inputs, str(file))  # before it is unpacked
     return {name: np.array(archive[name]) for name in archive.names}
 
 
@@ -103,12 +106,10 @@ def _labels(folder: Path, archives: list[Npz], counts: list[int], inputs: Sequen
     if len(holders) < len(archives):
         hint = "Give labels in every file, or in none."
         raise DataError(f"{len(archives) - len(holders)} of the files in {folder} have no labels.", hint)
-    labels = [np.atleast_1d(np.array(Npz(archive.path)[LABELS])) for archive in archives]  # no copy of them stays
-    for archive, some, count in zip(archives, labels, counts, strict=True):
-        if some.shape != (count,):
-            message = f"{archive.title(LABELS)} has {some.size} labels for {count} samples."
-            raise DataError(message, "Give one label for every sample.")
-    return np.concatenate(labels)
+    for archive, count in zip(archives, counts, strict=True):
+        shape, dtype = archive.header(LABELS)
+        check_label_header(shape or (1,), dtype, count, archive.title(LABELS))
+    return np.concatenate([np.atleast_1d(np.array(Npz(archive.path)[LABELS])) for archive in archives])  # no copy stays
 
 
 def _batched(array: Array, spec: InputSpec, where: str) -> Array:

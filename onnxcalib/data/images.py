@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import struct
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from onnxcalib.data.arrays import natural
 from onnxcalib.data.preprocess import Pixels, Preprocess
 from onnxcalib.data.samples import FileRows, SampleDataset, join_rows
 from onnxcalib.data.spec import Array, InputSpec
-from onnxcalib.errors import DataError
+from onnxcalib.errors import DataError, first_line
+from onnxcalib.files import check_regular
 
+MOST_PIXELS = 2**28  # of a resized image, nearly 1 GB
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 
 
@@ -47,16 +50,33 @@ def decode(path: Path, pixels: Pixels) -> Array:
     """One image as one sample, with a batch axis of 1."""
     image_module = _pillow()
     try:
+        check_regular(path)
         with image_module.open(path) as image:
             if image.mode[0] in "IF":
                 hint = "Convert it to 8 bits first; how to scale it depends on the data."
                 raise DataError(f"{path} has more than 8 bits a channel.", hint)
-            image = image.convert("L" if pixels.grey else "RGB")  # noqa: PLW2901 - the file stays open until the end
-            image = image.resize(pixels.scaled(*image.size), image_module.Resampling.BILINEAR)  # noqa: PLW2901
+            image = _upright(image).convert("L" if pixels.grey else "RGB")  # noqa: PLW2901 - open until the end
+            size = pixels.scaled(*image.size)
+            if math.prod(size) > MOST_PIXELS:
+                hint = f"It is {image.width} by {image.height}: remove it, or give a smaller resize."
+                raise DataError(f"{path} would have {size[0]} by {size[1]} pixels when it is resized.", hint)
+            image = image.resize(size, image_module.Resampling.BILINEAR)  # noqa: PLW2901
             data = np.asarray(image.crop(pixels.window(*image.size)))
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, image_module.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be decoded: {error}.", "Replace it or remove it.") from error
+    except DataError:
+        raise
+    except Exception as error:  # what decoders raise at damaged files knows no bounds
+        raise DataError(f"{path} cannot be decoded: {first_line(error)}.", "Replace it or remove it.") from error
     return pixels.sample(data[:, :, np.newaxis] if pixels.grey else data)
+
+
+def _upright(image: Any) -> Any:
+    """The image as a viewer shows it: cameras say in EXIF how it was held, instead of turning the pixels."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged EXIF says nothing; the pixels may still be sound
+        return image
 
 
 def _listed(folder: Path) -> tuple[list[Path], Array | None]:

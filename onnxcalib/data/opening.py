@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxcalib.data.arrays import Npz
-from onnxcalib.data.check import as_array, check_names
+from onnxcalib.data.arrays import Npz, readable
+from onnxcalib.data.check import as_array, check_label_header, check_names
 from onnxcalib.data.feeds import FeedDataset, from_iterable, from_one_shot
 from onnxcalib.data.folder import open_folder, refuse_preprocess
+from onnxcalib.data.images import SUFFIXES
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.samples import SampleDataset, from_arrays
 from onnxcalib.data.spec import LABELS, Array, Dataset, InputSpec
@@ -28,8 +29,9 @@ def open_data(source: Any, inputs: Sequence[InputSpec], preprocess: Preprocess |
         return _open_path(Path(source), inputs, preprocess)
     refuse_preprocess(preprocess, f"a Python {type(source).__name__}")
     if isinstance(source, Mapping):
-        check_names(source, inputs, "the dict")
-        return _open_arrays("python dict", inputs, source, lambda name: as_array(source[name], f"Array '{name}'"))
+        arrays = {str(name): value for name, value in source.items()}
+        check_names(arrays, inputs, "the dict")
+        return _open_arrays("python dict", inputs, arrays, lambda name: as_array(arrays[name], f"Array '{name}'"))
     if callable(getattr(source, "get_next", None)):
         return from_one_shot("python data reader", inputs, _until_none(source.get_next))
     if isinstance(source, SampleDataset | FeedDataset | SteadyDataset):
@@ -45,17 +47,36 @@ def open_data(source: Any, inputs: Sequence[InputSpec], preprocess: Preprocess |
     return from_iterable("python iterable", inputs, source)
 
 
+def data_files(path: Path) -> Iterator[Path]:
+    """The files that may be data: the path itself, or those of a folder and of the folders in it."""
+    if not path.is_dir():
+        yield path
+        return
+    for folder in (path, *(inner for inner in path.iterdir() if inner.is_dir())):
+        yield from (file for file in folder.iterdir() if file.suffix.lower() in {".npy", ".npz", ".pb", *SUFFIXES})
+
+
 def _open_path(path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess | None) -> Dataset:
-    if path.is_dir():
-        return open_folder(path, inputs, preprocess)
-    if not path.exists():
-        raise DataError(f"{path} does not exist.", "Check the path of the data.")
+    with readable(path):
+        if path.is_dir():
+            return open_folder(path, inputs, preprocess)
+        if not path.exists():
+            raise DataError(f"{path} does not exist.", "Check the path of the data.")
     if path.suffix.lower() != ".npz":
         raise DataError(f"{path} is of an unknown kind.", _KINDS)
     refuse_preprocess(preprocess, str(path))
     archive = Npz(path)
     check_names(archive.names, inputs, str(path))
+    _check_headers(archive, inputs)
     return _open_arrays(str(path), inputs, archive.names, archive.__getitem__)
+
+
+def _check_headers(archive: Npz, inputs: Sequence[InputSpec]) -> None:
+    """Says what does not fit before anything is unpacked."""
+    empty = {name: archive.empty(name) for name in archive.names}
+    from_arrays(str(archive.path), inputs, empty, None)
+    if LABELS in empty and all(spec.name != LABELS for spec in inputs):
+        check_label_header(*archive.header(LABELS), len(empty[inputs[0].name]), archive.title(LABELS))
 
 
 def _open_arrays(

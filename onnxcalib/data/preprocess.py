@@ -13,6 +13,7 @@ from onnxcalib.data.spec import Array, InputSpec, show
 from onnxcalib.errors import DataError
 
 Layout = Literal["nchw", "nhwc"]
+MOST_SIDE = 2**14  # pixels
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
@@ -40,6 +41,8 @@ class Preprocess:
         size = _pair(self.crop)
         if size is not None and (len(size) != 2 or min(size) < 1):
             raise DataError(f"crop is {self.crop}.", "Give one positive number, or height and width.")
+        if max(self.resize or 1, *(size or (1,))) > MOST_SIDE:
+            raise DataError(f"resize is {self.resize} and crop is {self.crop}.", f"Give at most {MOST_SIDE} pixels.")
         if self.resize is not None and self.resize < max(size or (1,)):
             hint = "The shorter side must be at least as long as the crop."
             raise DataError(f"resize is {self.resize} and crop is {self.crop}.", hint)

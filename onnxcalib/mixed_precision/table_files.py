@@ -6,15 +6,19 @@ import csv
 import io
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
-from onnxcalib.errors import RecipeError, listed, near
-from onnxcalib.files import check_writable, replacing
+from onnxcalib.errors import RecipeError, first_line, listed, near
+from onnxcalib.files import check_writable, read_text, replacing
 from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable, check
+from onnxcalib.names import as_cell, from_cell
 from onnxcalib.recipe import Precision
 
 FORMAT = "onnxcalib sensitivity table 1"
@@ -96,7 +100,7 @@ def _to_csv(table: SensitivityTable) -> str:
     for row in data["layers"]:
         for precision, loss in row["losses"].items():
             costs = [row["costs"][name][precision] for name in names]
-            writer.writerow([row["layer"], row["tensor"], precision, loss, *costs])
+            writer.writerow([as_cell(row["layer"]), as_cell(row["tensor"]), precision, loss, *costs])
     return out.getvalue()
 
 
@@ -108,8 +112,7 @@ def _suffix(path: Path) -> str:
 
 def _text(path: Path) -> str:
     try:
-        # Spreadsheets put a byte order mark first.
-        return path.read_bytes().decode("utf-8-sig")
+        return read_text(path)
     except OSError as error:
         raise RecipeError(f"the file cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -131,8 +134,8 @@ def _word(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if not str(value).strip().isdecimal():
-        raise RecipeError(f"{value!r:.40} is not a whole number.")
+    if not re.fullmatch("[0-9]{1,18}", str(value).strip()):
+        raise RecipeError(f"{brief(value)} is not a whole number.")
     return int(value)
 
 
@@ -142,13 +145,13 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise RecipeError(f"{value!r:.40} is not a finite number.")
+        raise RecipeError(f"{brief(value)} is not a finite number.")
     return number
 
 
 def _kind(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise RecipeError(f"{value!r:.40} is not of kind {kind.__name__}.")
+        raise RecipeError(f"{brief(value)} is not of kind {kind.__name__}.")
     return value
 
 
@@ -187,6 +190,8 @@ def _from_json(text: str) -> SensitivityTable:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise RecipeError(f"line {error.lineno}: not JSON: {error.msg}.") from error
+    except (ValueError, RecursionError) as error:  # numbers too long to read, brackets too deep
+        raise RecipeError(f"not JSON: {first_line(error)}.") from error
     if _kind(data, dict).get("format") != FORMAT:
         raise RecipeError(f"the file does not say format {FORMAT!r}.")
     head = {key: (repr(key), _get(data, key, object)) for key in SCALARS}
@@ -230,23 +235,24 @@ def _from_csv(text: str) -> SensitivityTable:
 def _comments(text: str) -> tuple[Head, int, str]:
     """The "# key: value" lines at the top, how many they are, and the text after them."""
     head: dict[str, tuple[str, Any]] = {}
-    line = 0
-    while text.startswith("#"):
-        first, _, text = text.partition("\n")
+    line = start = 0
+    while text.startswith("#", start):
         line += 1
+        end = text.find("\n", start) % (len(text) + 1)  # the last line may lack it
         # Spreadsheets pad a line with commas up to the width of the table.
-        key, _, value = first.rstrip(",\r")[2:].rpartition(": ")
+        key, _, value = text[start:end].rstrip(",\r")[2:].rpartition(": ")
         if key in head:
             raise RecipeError(f"line {line}: {key!r} is there twice.")
         head[key or value] = (f"line {line}: {key or value!r}", value)
-    return head, line, text
+        start = end + 1
+    return head, line, text[start:]
 
 
 def _csv_layers(body: str, skipped: int) -> tuple[LayerChoices, ...]:
     tensors: dict[str, str] = {}
     columns: dict[str, dict[str, dict[Precision, float]]] = {}  # of each layer
     for line, row in _rows(body, skipped, COLUMNS, COST):
-        layer, tensor, precision = (row.pop(name) for name in COLUMNS[:3])
+        layer, tensor, precision = (from_cell(row.pop(name)) for name in COLUMNS[:3])
         with _at(f"line {line}: layer {layer!r}"):
             if tensors.setdefault(layer, tensor) != tensor:
                 raise RecipeError(f"it reads {tensor!r} here and {tensors[layer]!r} above.")
@@ -279,8 +285,8 @@ def _check_header(header: list[str], columns: tuple[str, ...], more: str) -> Non
     for name in columns:
         if name not in header:
             raise RecipeError(f"there is no column {name!r}.", f"The first row must name {', '.join(columns)}.")
-    for name in header:
-        if header.count(name) > 1:
+    for name, count in Counter(header).items():
+        if count > 1:
             raise RecipeError(f"the column {name!r} is there twice.")
         if name not in columns and not (more and name.startswith(more)):
             raise RecipeError(f"the column {name!r} is unknown.", near(name, columns))
@@ -291,7 +297,7 @@ def _user_costs(table: SensitivityTable, text: str) -> dict[str, dict[Precision,
     costs: dict[str, dict[Precision, float]] = {layer: {} for layer in choices}
     _, skipped, body = _comments(text)
     for line, row in _rows(body, skipped, ("layer", "precision", "cost")):
-        layer = row["layer"]
+        layer = from_cell(row["layer"])
         with _at(f"line {line}: layer {layer!r}"):
             precision = Precision.parse(row["precision"])
             if layer not in choices:

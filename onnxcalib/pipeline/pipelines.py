@@ -10,13 +10,16 @@ from typing import Any
 import onnx
 
 from onnxcalib.autodiff.gradients import choose_engine
+from onnxcalib.cache.folder import check_run_directory
 from onnxcalib.data import Preprocess, why_not_parted
-from onnxcalib.files import check_writable
+from onnxcalib.files import check_outputs
 from onnxcalib.mixed_precision.request import add_cost_tables, check_mixed
 from onnxcalib.model.branches import with_branch
+from onnxcalib.model.files import model_outputs
 from onnxcalib.model.shapes import with_fixed_batch
 from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.begin import running
+from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.job import Job, Start, start
 from onnxcalib.pipeline.result import Outcome, Result
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
@@ -43,10 +46,11 @@ def quantize(
     keeps what is finished: an interrupted call, made again, goes on from there. A progress with a method `event` also
     hears of events.
     """
-    if output is not None:
-        check_writable(Path(output))
-    started = start(model, calibration, recipe, preprocess, progress, workers)
     folder = Path(run_dir) if run_dir is not None else None
+    reads = (*models_read(model), *data_read(calibration), *recipe_read(recipe))
+    outputs = {} if output is None else model_outputs("output", Path(output))
+    check_outputs(outputs, reads, {} if folder is None else check_run_directory(folder))
+    started = start(model, calibration, recipe, preprocess, progress, workers)
     with running(started, folder, listener_of(progress)) as begun:
         for job in begun.jobs:
             if len(recipe.bits) > 1 and job.branch is None:
@@ -54,7 +58,7 @@ def quantize(
         if recipe.pipeline is not Pipeline.PLAIN:
             _tell_if_nothing_is_held_out(begun.jobs)
         equal = replace(begun, jobs=tuple(with_equal_channels(job) for job in begun.jobs))
-        result = _joined(equal, [_run(job) for job in equal.jobs])
+        result = replace(_joined(equal, [_run(job) for job in equal.jobs]), reads=reads)
         if output is not None:
             result.save(output)
             result = replace(result, output=Path(output))

@@ -10,8 +10,10 @@ import onnx
 from onnxcalib.algorithms.batchnorm import Tuned
 from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
+from onnxcalib.files import Inputs, check_outputs
 from onnxcalib.mixed_precision.assignment import Assigned
 from onnxcalib.mixed_precision.table import SensitivityTable
+from onnxcalib.model.files import model_outputs
 from onnxcalib.model.io import write_model
 from onnxcalib.model.layers import LayerList
 from onnxcalib.plan import QuantPlan
@@ -39,7 +41,9 @@ class Result(Outcome):
     layers: LayerList
     recipe: Recipe
     output: Path | None = None  # the file that it was written to
+    reads: Inputs = ()  # the files that it was made from
 
     def save(self, path: str | Path) -> None:
-        """Writes the model file, under a temporary name first."""
+        """Writes the model file, under a temporary name first, but never in place of what it was made from."""
+        check_outputs(model_outputs("output", Path(path)), self.reads)
         write_model(self.model, path)

@@ -77,7 +77,7 @@ class Precision:
     @classmethod
     def parse(cls, text: str) -> Precision:
         """Reads "w4a8", "8" for w8a8, or "w4" for weights alone."""
-        match = re.fullmatch(r"w(\d+)(?:a(\d+))?|(\d+)", text.strip().lower())
+        match = re.fullmatch(r"w([0-9]{1,4})(?:a([0-9]{1,4}))?|([0-9]{1,4})", text.strip().lower())
         if match is None:
             raise RecipeError(f"'{text}' is not a precision.", "Write 8, w4a8, w4, or a list such as w4a4,w8a8.")
         weight, activation, both = match.groups()

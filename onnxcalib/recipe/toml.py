@@ -6,9 +6,11 @@ import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
-from onnxcalib.errors import RecipeError, near
+from onnxcalib.errors import RecipeError, first_line, near
+from onnxcalib.files import read_text
 from onnxcalib.recipe.choices import ENUMS, Precision, parse_bits, parse_choice
 from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, KEYS, Key, Kind
 from onnxcalib.recipe.presets import PRESETS, preset_options
@@ -36,12 +38,12 @@ def read_options(source: str | Path) -> dict[str, Any]:
     if str(source) in PRESETS:
         return preset_options(str(source))
     try:
-        table = tomllib.loads(Path(source).read_text(encoding="utf-8"))
+        table = tomllib.loads(read_text(Path(source)))
     except OSError as error:
         hint = f"Check the path, or name a preset: {', '.join(PRESETS)}."
         raise RecipeError(f"recipe {source} cannot be read: {error.strerror}.", hint) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"recipe {source} is not valid TOML: {error}.", "Mend that line.") from error
+    except (ValueError, RecursionError) as error:  # bytes that are no text, and numbers too long to read, as well
+        raise RecipeError(f"recipe {source} is not valid TOML: {first_line(error)}.", "Mend that line.") from error
     images = table.pop(IMAGES, {})
     if not isinstance(images, dict):
         raise RecipeError(f"recipe {source}: '{IMAGES}' must be a table.", f"Begin a line with [{IMAGES}].")
@@ -67,8 +69,10 @@ def to_toml(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(to_toml(item) for item in value) + "]"
     if isinstance(value, str | Precision | Path):
-        # TOML's strings are JSON's, but for one character that TOML wants escaped.
-        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        # TOML's strings are JSON's, but for one character that TOML wants escaped, and nobody can read others.
+        text = json.dumps(str(value), ensure_ascii=False)
+        # So that no terminal takes a name for a command.
+        return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -89,7 +93,9 @@ def _checked(
 def _value(source: str, key: Key, value: Any) -> Any:
     read = _READERS[key.kind](value)
     if read is None:
-        raise RecipeError(f"recipe {source}: '{key.name}' must be {key.kind.value}, not {value!r}.", "Mend that line.")
+        raise RecipeError(
+            f"recipe {source}: '{key.name}' must be {key.kind.value}, not {brief(value)}.", "Mend that line."
+        )
     try:
         if key.kind is Kind.BITS:
             return parse_bits(read)
@@ -112,7 +118,10 @@ def _list_of(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _number(value: Any) -> float | None:
-    return None if _of(int, float)(value) is None else float(value)
+    try:
+        return None if _of(int, float)(value) is None else float(value)
+    except OverflowError:
+        return None
 
 
 def _numbers(value: Any) -> Any:

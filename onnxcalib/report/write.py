@@ -15,13 +15,15 @@ from onnxcalib.analysis.histograms import layer_histograms
 from onnxcalib.analysis.layer_rows import ReportData, layer_rows, with_advice, worst_rows
 from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
 from onnxcalib.errors import OutputError
-from onnxcalib.files import check_writable, replacing
+from onnxcalib.files import check_outputs, check_writable, replacing
 from onnxcalib.model.equalize import equalized_as
+from onnxcalib.model.files import model_outputs
 from onnxcalib.model.io import constant_bytes, load, write_model
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.quantized import read_quantized
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
+from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.result import Result
 from onnxcalib.progress import Progress, silent
 from onnxcalib.report import data as collect
@@ -31,15 +33,17 @@ from onnxcalib.report.plots import pyplot
 from onnxcalib.targets import find_target
 
 
-def check_report(path: Path) -> None:
-    """Fails now rather than after the run when the report cannot be drawn or written."""
+def check_report(path: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Fails now rather than after the run when the report cannot be drawn or written; its files, and its folder."""
     pyplot()
     if path.suffix != ".html":
         raise OutputError(f"the report {path} does not end in .html.", "Name a .html file.")
-    check_writable(path)
-    folder = figure_folder(path)
-    if folder.exists() and not folder.is_dir():
+    numbers, folder = path.with_suffix(".json"), figure_folder(path)
+    for each in (path, numbers):
+        check_writable(each)
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise OutputError(f"{folder} is in the way of the report's figures.", "Move it, or name another report.")
+    return {"the report": path, "its numbers": numbers}, {"its figures": folder}
 
 
 def figure_folder(path: Path) -> Path:
@@ -62,7 +66,10 @@ def write_report(
     Model and calibration are what it was made from; test data, where there is some, is what it is measured on.
     """
     path = Path(path)
-    check_report(path)
+    files, figures = check_report(path)
+    written = {} if result.output is None else model_outputs("the quantized file", result.output)
+    reads = (*models_read(model), *data_read(calibration, test), *recipe_read(result.recipe))
+    check_outputs(files | written, reads, figures)
     with tempfile.TemporaryDirectory() as folder:
         source = _as_file(model, Path(folder) / "model.onnx")
         output = result.output or _as_file(result.model, Path(folder) / "quantized.onnx")

@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
-from onnxcalib.errors import RecipeError, near
+from onnxcalib.errors import RecipeError, first_line, near
+from onnxcalib.files import read_text
 from onnxcalib.targets.target import (
     Bias,
     Blocks,
@@ -68,7 +71,9 @@ def _bits(field: str, choices: Collection[int] = range(2, 9), words: str = "2 to
 
 def _per_channel() -> _Key:
     def takes(value: Any) -> bool:
-        return isinstance(value, bool) or (isinstance(value, list) and bool(value) and set(value) <= set(LAYER_OPS))
+        return isinstance(value, bool) or (
+            isinstance(value, list) and bool(value) and all(op in LAYER_OPS for op in value)
+        )
 
     def fields(value: Any) -> Fields:
         return {"per_channel": bool(value), "per_channel_ops": tuple(value) if isinstance(value, list) else LAYER_OPS}
@@ -130,13 +135,14 @@ TABLES = ("activations", "weights", "bias", "scales", "graph", "sources", "check
 def read_target(file: Traversable, source: str, known: Mapping[str, Target]) -> Target:
     """The target that a TOML file describes; known are those that it may be like."""
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = read_text(file) if isinstance(file, Path) else file.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
     except OSError as error:
         raise RecipeError(f"target {source} cannot be read: {error.strerror}.", "Check the path.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _wrong(f"{source} is not valid TOML: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"{source} is not valid TOML: {first_line(error)}.") from error
     like = table.pop("like", None)
-    if like is not None and like not in known:
+    if like is not None and str(like) not in known:
         raise _wrong(f"{source}: 'like' names '{like}', which is not a target.", near(str(like), known))
     sources, check = _table(table, "sources", source), _table(table, "check", source)
     given = _given(table, source, REQUIRED if like is None else ())
@@ -168,7 +174,7 @@ def rules() -> dict[str, dict[str, str]]:
 def _table(table: Fields, name: str, source: str) -> Fields:
     found = table.pop(name, {})
     if not isinstance(found, dict):
-        raise _wrong(f"{source}: '{name}' must be a table, not {found!r}.", f"Write [{name}].")
+        raise _wrong(f"{source}: '{name}' must be a table, not {brief(found)}.", f"Write [{name}].")
     return found
 
 
@@ -179,7 +185,7 @@ def _given(table: Fields, source: str, required: Collection[str]) -> Fields:
         if key not in KEYS:
             raise _wrong(f"{source} has an unknown key '{key}'.", near(key, [*KEYS, *TABLES, "like"]))
         if not KEYS[key].takes(value):
-            raise _wrong(f"{source}: '{key}' must be {KEYS[key].words}, not {value!r}.")
+            raise _wrong(f"{source}: '{key}' must be {KEYS[key].words}, not {brief(value)}.")
         given |= KEYS[key].fields(value)
     for key in required:
         if key not in flat:
@@ -196,7 +202,7 @@ def _flat(table: Fields) -> Fields:
 
 def _sentence(source: str, key: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise _wrong(f"{source}: '{key}' must be a text, not {value!r}.")
+        raise _wrong(f"{source}: '{key}' must be a text, not {brief(value)}.")
     return value
 
 
@@ -211,7 +217,7 @@ def _verdict(source: str, rule: str, value: Any) -> Verdict:
             raise _wrong(f"{source} has an unknown key 'check.{rule}.{key}'.", near(key, keys))
     severity = table.get("severity")
     if severity not in list(Severity):
-        raise _wrong(f"{source}: 'check.{rule}' must have a severity, {', '.join(Severity)}, not {severity!r}.")
+        raise _wrong(f"{source}: 'check.{rule}' must have a severity, {', '.join(Severity)}, not {brief(severity)}.")
     texts = {key: _sentence(source, f"check.{rule}.{key}", table.get(key, "")) for key in ("reason", "source")}
     return Verdict(Severity(severity), texts["reason"], texts["source"] or known[rule].get("source", ""))
 

@@ -103,7 +103,7 @@ NPZ_ERRORS = [
     ({"x": numbers(1, 3), "y": numbers(1, 2), "z": numbers(1)}, "'z'.*no input"),
     ({"x": numbers(1, 3), "y": numbers(1, 2).astype(int)}, "'y'.*int64"),
     ({"x": numbers(1, 3), "y": numbers(1, 2)}, "no labels"),
-    ({"x": numbers(1, 3), "y": numbers(1, 2), "labels": np.arange(2)}, "2 labels for 1 samples"),
+    ({"x": numbers(1, 3), "y": numbers(1, 2), "labels": np.arange(2)}, "shape .2., but there are 1 samples"),
 ]
 
 
