@@ -1,0 +1,1 @@
+def judge_mutant(seed): raise NotImplementedError
