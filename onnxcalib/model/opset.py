@@ -6,6 +6,7 @@ import onnx
 from onnx import defs, version_converter
 
 from onnxcalib.errors import ModelError, first_line
+from onnxcalib.model.conversion import correct
 from onnxcalib.model.io import PROTOBUF_LIMIT, all_nodes, copy_identity, opset_of
 
 # The oldest IR version that a runtime expects with each opset.
@@ -39,6 +40,7 @@ def _raise(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProto:
         if tensor.name in weights:
             tensor.CopyFrom(weights[tensor.name])
     copy_identity(model, raised)
+    correct(raised, opset_of(model))
     return raised
 
 
