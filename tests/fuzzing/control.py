@@ -6,12 +6,14 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from fuzzing.builder import Builder, Tensor
+from fuzzing.elementwise import OTHERS
+from fuzzing.shapes import SHAPES
 
 
 def branch(b: Builder) -> bool:
     """An If whose branches work on captured tensors; their outputs have one shape."""
     x = b.pick(lambda t: t.rank in (2, 3, 4))
-    if x is None or b.prefix.count("/") > 1:
+    if x is None or b.prefix.count("/") > 1 or len(b.nodes) > 60:
         return False
     condition = _condition(b)
     outputs = b.between(1, 5)
@@ -35,29 +37,32 @@ def _made(x: Tensor, outputs: int) -> tuple[int | None, ...]:
 
 
 def _body(b: Builder, x: Tensor, outputs: int, number: int) -> object:
-    """A layer, an activation, and perhaps a branch of its own."""
+    """A layer, and other ops before and after it, branches among them."""
     inner = Builder(
         b.rng, b.opset, b.dtype, [x], weights=b.weights if b.chance(0.3) else {}, prefix=f"{b.prefix}{b.count[0]}_{number}/",
         plain_names=b.plain_names, count=b.count,
     )  # fmt: skip
+    x = _wandering(inner, x)
     if x.rank == 4:
         inputs = [x.name, inner.weight(outputs, x.inner[0], 1, 1, fan_in=x.inner[0])]
         made = inner.add("Conv", inputs, _made(x, outputs))
     else:
         features = x.shape[-1] or 1
         made = inner.add("MatMul", [x.name, inner.weight(features, outputs, fan_in=features)], _made(x, outputs))
-    if b.chance(0.6):
-        made = inner.add(b.choose(["Relu", "Sigmoid", "Tanh"]), [made.name], made.shape)
-    if b.chance(0.1):
-        inner.tensors = [made]
-        branch(inner)
-    last = inner.tensors[-1]
-    if last.shape[1:] != made.shape[1:]:
-        last = made
-    name = inner.silent("Identity", [last.name])
+    last = _wandering(inner, made)
+    name = inner.silent("Identity", [last.name]) if b.chance(0.5) or last is x else last.name
     declared = helper.make_tensor_value_info(name, b.float_type, None if b.chance(0.5) else [*_declared(made)])
     b.noisy |= inner.noisy
     return helper.make_graph(inner.nodes, b.choose(["body", "then", ""]) or "g", [], [declared], inner.initializers)
+
+
+def _wandering(inner: Builder, x: Tensor) -> Tensor:
+    """Some ops on a tensor; what changes its shape is a dead end."""
+    for _ in range(inner.between(0, 2)):
+        inner.tensors = [x]
+        if inner.choose([*OTHERS, *OTHERS, *SHAPES, branch])(inner) and inner.tensors[-1].shape == x.shape:
+            x = inner.tensors[-1]
+    return x
 
 
 def _declared(x: Tensor) -> list[int | str]:

@@ -17,7 +17,7 @@ from fuzzing.shapes import SHAPES
 
 OLDEST, NEWEST = 9, 23
 IR_OF_OPSET = {9: 4, 10: 5, 11: 6, 12: 7, 13: 7, 14: 7, 15: 8, 16: 8, 17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}
-SAMPLES = 6
+SAMPLES = 9
 INPUT_SHAPES = ((3, 6, 6), (4, 5, 5), (2, 8, 8), (6,), (4,), (5, 6), (4, 8), (2, 3, 4, 4))
 
 Arrays = dict[str, np.ndarray]
