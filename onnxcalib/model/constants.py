@@ -101,7 +101,7 @@ def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProt
     used = set(GraphIndex(graph).readers) - {name for node in keep for name in node.output}
     for name, value in values.items():
         if name in used:
-            graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+            graph.initializer.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
     drop_unused_initializers(graph)
 
 

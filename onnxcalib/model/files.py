@@ -9,7 +9,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxcalib.files import check_regular
-from onnxcalib.model.io import all_nodes, bodies
+from onnxcalib.model.walk import all_nodes, bodies
 
 DATA_SUFFIX = ".data"  # behind the name of a model whose weights lie beside it
 

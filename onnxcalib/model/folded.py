@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from onnxcalib.model.graph import GraphIndex, attributes, fresh_name
-from onnxcalib.model.io import refill
+from onnxcalib.model.walk import refill
 
 Maker = Callable[[str], onnx.NodeProto | None]
 

@@ -86,7 +86,7 @@ def replace_input(
     """Gives a node a new constant; the old one may be shared with another node."""
     made = {name for each in all_nodes(graph) for name in each.output}
     name = fresh_name(stem, made | {tensor.name for tensor in (*graph.initializer, *graph.input)})
-    graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+    graph.initializer.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
     if len(node.input) > position:
         node.input[position] = name
     else:

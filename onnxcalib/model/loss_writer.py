@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxcalib.model.builder import ProtoBuilder
+from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.io import opset_of
 from onnxcalib.numerics.quant_params import TINY, QuantScheme
 
@@ -116,7 +117,7 @@ class LossWriter(ProtoBuilder):
         """The model with this loss as its output."""
         self.nodes.append(helper.make_node("Identity", [loss], [LOSS], name=LOSS))
         output = helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, [])
-        used = {name for node in self.nodes for name in node.input}
+        used = {name for node in self.nodes for name in GraphIndex.reads(node)}
         constants = [tensor for tensor in self.constants if tensor.name in used]
         graph = helper.make_graph(self.nodes, "loss", self.inputs, [output], constants)
         opsets = [helper.make_opsetid("", opset_of(self.source)), helper.make_opsetid(DOMAIN, 1)]

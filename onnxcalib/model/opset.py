@@ -6,6 +6,7 @@ import onnx
 from onnx import defs, version_converter
 
 from onnxcalib.errors import ModelError, first_line
+from onnxcalib.model.conversion import correct
 from onnxcalib.model.io import PROTOBUF_LIMIT, copy_identity, opset_of
 from onnxcalib.model.walk import all_nodes, graphs_in, refill
 
@@ -41,6 +42,7 @@ def raise_opset(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProt
         if tensor.name in weights:
             tensor.CopyFrom(weights[tensor.name])
     copy_identity(model, raised)
+    correct(raised, opset_of(model))
     _restore_declarations(raised.graph, model.graph)
     return raised
 

@@ -66,10 +66,10 @@ def find_insertion_points(model: Model, layers: Sequence[Layer], target: Target)
     elif target.placement is Placement.RESIDUALS:
         wanted = _shortcuts(index, layers)
     order = [*(value.name for value in model.proto.graph.input), *index.producers]
-    everywhere = {name for name in order if _is_shared(index, name, shared, wanted, layers)}
+    names = {layer.name for layer in layers}
+    everywhere = {name for name in order if _is_shared(index, name, shared, wanted, names)}
     shared = {**shared, **_captured_copies(index, everywhere, shared)}
     chosen = [name for name in order if name in readers or name in shared or name in wanted]
-    names = {layer.name for layer in layers}
     return InsertionPoints(
         {
             name: QuantizedTensor(

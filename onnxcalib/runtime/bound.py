@@ -14,6 +14,7 @@ from onnxcalib.runtime.opening import failed, new_options, open_session
 
 Array = npt.NDArray[Any]
 
+OURS = "Use --pipeline light, and report this with the model: onnxcalib wrote that graph."
 FED = "Check the shapes of what the loss is fed."
 
 
@@ -30,7 +31,7 @@ class BoundSession:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # Quantizers must stay as written: the runtime would copy them for each reader, or compute in integers.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-        self._session = open_session(serialized(model), options, "a loss", hint="")
+        self._session = open_session(serialized(model), options, "the loss to train on", OURS)
         from onnxruntime import OrtValue
 
         self._value_of = OrtValue.ortvalue_from_numpy

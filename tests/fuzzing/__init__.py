@@ -1,0 +1,1 @@
+"""Random valid graphs, mutants of files, and processes that try them; tests and tools/fuzz.py share them."""

@@ -1,0 +1,160 @@
+"""What must hold of a random graph: a clean refusal, or a quantized file that a user can work with."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from models import session_of
+
+from fuzzing.graphs import Arrays, Case, random_graph
+from onnxcalib.api import OnnxcalibError, Pipeline, Precision, RangeMethod, Recipe, quantize
+from onnxcalib.model.read import read_prepared
+from onnxcalib.targets import find_target
+
+TARGETS = ("ort", "ort-compat", "openvino", "rknn", "tensorrt", "qnn", "xnnpack", "vitis", "paper", "qonnx")
+# Least distance of a float output from float, in dB.
+LEAST = {"quiet": 10.0, "noisy": 0.0}
+# What no refusal of a valid graph may blame.
+BLAMED = ("onnxruntime", "not a valid ONNX model", "cut short")
+LARGEST = 1e4  # a graph whose outputs are larger is not a fair one
+
+
+class BrokenPromiseError(Exception):
+    """The file or the refusal is not what was promised."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """How one try ended."""
+
+    outcome: str  # dropped, refused, written
+    detail: str = ""
+    worst_db: float | None = None
+
+
+def recipe_of(seed: int) -> Recipe:
+    """Plain w8a8 for most; the others in turn."""
+    eight, four = Precision(8, 8), Precision(4, 8)
+    kind, target = seed % 10, TARGETS[seed // 10 % len(TARGETS)]
+    if kind < 5:
+        return Recipe(ranges=RangeMethod.AUTO if seed % 20 == 0 else RangeMethod.MINMAX)
+    if kind == 5:
+        return Recipe(ranges=RangeMethod.MINMAX, bits=(Precision.parse("w8"),), block_size=16 if seed % 20 == 5 else None)
+    if kind == 6:
+        return Recipe(pipeline=Pipeline.LIGHT, ranges=RangeMethod.MINMAX)
+    if kind == 7:
+        return Recipe(pipeline=Pipeline.LIGHT, ranges=RangeMethod.MINMAX, bits=(four, eight), compression=4.0)
+    if kind == 8 and seed % 20 == 8:
+        mixed: dict[str, Any] = {"bits": (four, eight), "compression": 4.0} if seed % 40 == 8 else {}
+        return Recipe(pipeline=Pipeline.ADVANCED, ranges=RangeMethod.MINMAX, steps=2, **mixed)
+    return Recipe(target=target, ranges=RangeMethod.MINMAX)
+
+
+def judge_graph(seed: int) -> Verdict:
+    """Quantizes the graph of a seed; raises whatever is no clean end."""
+    case, recipe = random_graph(seed), recipe_of(seed)
+    expected = float_outputs(case)
+    if expected is None:
+        return Verdict("dropped")
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder) / "float.onnx", Path(folder) / "quantized.onnx"
+        onnx.save(case.model, source)
+        try:
+            check_prepared(case, recipe, source, expected)
+            quantize(source, case.feed, recipe, output=output, workers=1)
+        except OnnxcalibError as error:
+            check_refusal(error, output)
+            if any(word in error.message for word in BLAMED):
+                raise BrokenPromiseError(f"a valid graph is refused: {error}") from error
+            return Verdict("refused", error.message)
+        return Verdict("written", str(recipe.pipeline), check_file(case, recipe, output, expected))
+
+
+def float_outputs(case: Case) -> Arrays | None:
+    """The outputs of the float model, None where the graph is not valid or not fair."""
+    try:
+        outputs = run_whole(case.model, case.feed)
+    except Exception:  # the runtime's exceptions share no base class but this one
+        return None
+    fair = all(np.isfinite(value).all() and np.abs(value).max(initial=0) < LARGEST for value in outputs.values())
+    return outputs if fair else None
+
+
+def run_whole(model: onnx.ModelProto | Path, feed: Arrays) -> Arrays:
+    """All outputs for all samples, in batches of the size that the model asks for."""
+    session = session_of(model)
+    sizes = {value.shape[0] for value in session.get_inputs() if value.name in feed}
+    fixed = [size for size in sizes if isinstance(size, int)]
+    rows = len(next(iter(feed.values())))
+    step = fixed[0] if fixed else rows
+    parts = [
+        session.run(None, {name: value[start : start + step] for name, value in feed.items()})
+        for start in range(0, rows, step)
+    ]
+    names = [value.name for value in session.get_outputs()]
+    return {name: np.concatenate([np.atleast_1d(part[place]) for part in parts]) for place, name in enumerate(names)}
+
+
+def check_prepared(case: Case, recipe: Recipe, source: Path, expected: Arrays) -> None:
+    """Preparation changes no output by more than rounding errors do."""
+    prepared = read_prepared(source, find_target(recipe.target))
+    found = run_whole(prepared.proto, case.feed)
+    least = 20 if case.noisy or case.half else 60
+    for name, value in expected.items():
+        if value.dtype.kind == "f" and distance_db(value, found[name]) < least:
+            raise BrokenPromiseError(f"preparing the model changes its output '{name}'")
+
+
+def check_refusal(error: OnnxcalibError, output: Path) -> None:
+    if not error.message.endswith((".", "!", "?")) or not error.hint or "\n" in error.message:
+        raise BrokenPromiseError(f"a refusal without a sentence and a hint: {error.message!r} {error.hint!r}")
+    if output.exists():
+        raise BrokenPromiseError("a refusal that leaves a file")
+
+
+def check_file(case: Case, recipe: Recipe, output: Path, expected: Arrays) -> float | None:
+    """Valid, loaded with full optimization, of the same inputs and outputs, and near float; gives the least distance."""
+    written = onnx.load(output)
+    target = find_target(recipe.target)
+    if target.name != "qonnx":
+        onnx.checker.check_model(written, full_check=False)
+    stored = {tensor.name for tensor in case.model.graph.initializer}
+    asked = [value for value in case.model.graph.input if value.name not in stored]
+    for before, after in ((asked, written.graph.input), (case.model.graph.output, written.graph.output)):
+        if [_declared(value) for value in before] != [_declared(value) for value in after]:
+            raise BrokenPromiseError("the file has other inputs or outputs than the model")
+    if target.name == "qonnx":
+        return None
+    found = run_whole(written, case.feed)
+    worst = None
+    for name, value in expected.items():
+        if found[name].shape != value.shape or found[name].dtype != value.dtype:
+            raise BrokenPromiseError(f"output '{name}' has another shape or type")
+        if value.dtype.kind == "f":
+            distance = distance_db(value, found[name])
+            worst = distance if worst is None else min(worst, distance)
+    least = LEAST["noisy" if case.noisy or case.half or _coarse(recipe) else "quiet"]
+    if worst is not None and worst < least:
+        raise BrokenPromiseError("an output is too far from float")
+    return worst
+
+
+def _coarse(recipe: Recipe) -> bool:
+    return len(recipe.bits) > 1 or recipe.target in ("rknn", "vitis", "paper")
+
+
+def _declared(value: onnx.ValueInfoProto) -> tuple[str, int]:
+    return value.name, value.type.tensor_type.elem_type
+
+
+def distance_db(expected: np.ndarray, found: np.ndarray) -> float:
+    """Signal to noise of an output; both zero are equal."""
+    signal, noise = (float((each.astype(np.float64) ** 2).sum()) for each in (expected, expected - found))
+    if not np.isfinite(found).all():
+        return -np.inf
+    return 200.0 if noise <= 1e-20 * max(signal, 1) else float(10 * np.log10(max(signal, 1e-20) / noise))
