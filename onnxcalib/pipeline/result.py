@@ -14,7 +14,7 @@ from onnxcalib.mixed_precision.assignment import Assigned
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.io import write_model
 from onnxcalib.model.layers import LayerList
-from onnxcalib.plan import QuantPlan
+from onnxcalib.plan import LeftFloat, QuantPlan
 from onnxcalib.recipe import Recipe
 
 
@@ -23,6 +23,7 @@ class Outcome:
     """The plan of one graph, and how it came to be."""
 
     plan: QuantPlan
+    left: LeftFloat | None = None  # for outputs that were broken
     table: SensitivityTable | None = None
     assigned: Assigned | None = None
     tuned: Tuned | None = None
