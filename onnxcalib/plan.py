@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxcalib.numerics.quant_params import QuantParams
-from onnxcalib.recipe import Precision
+from onnxcalib.recipe import FLOAT_BITS, Precision
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,30 @@ class QuantPlan:
 
 
 @dataclass(frozen=True)
+class LeftFloat:
+    """What stays float for the sake of outputs that quantization breaks; nothing, where nothing helps."""
+
+    tensors: tuple[str, ...] = ()  # who reads them gets floats
+    inputs: tuple[str, ...] = ()  # the layers among these: their weights are quantized
+    layers: tuple[str, ...] = ()  # whose weights stay float as well
+    before: Mapping[str, float] = field(default_factory=dict)  # by output: signal to noise in decibels
+    after: Mapping[str, float] = field(default_factory=dict)  # with all that float
+
+    def __bool__(self) -> bool:
+        return bool(self.tensors or self.layers)
+
+    def joined(self, other: LeftFloat) -> LeftFloat:
+        """What stays float in two graphs of a model."""
+        return LeftFloat(
+            (*self.tensors, *other.tensors),
+            (*self.inputs, *other.inputs),
+            (*self.layers, *other.layers),
+            {**self.before, **other.before},
+            {**self.after, **other.after},
+        )
+
+
+@dataclass(frozen=True)
 class Candidates:
     """Every layer at every precision that it may get, ready to be stitched into one plan."""
 
@@ -71,4 +95,11 @@ class Candidates:
         inputs = {tensor: self.inputs[tensor][width] for tensor, width in bits.items() if width in self.inputs[tensor]}
         layers = {layer: self.layers[layer][precision] for layer, precision in precisions.items()}
         inputs |= {self.tensors[layer]: params.input for layer, params in layers.items() if params.input is not None}
-        return QuantPlan(self.target, self.ranges, dict(precisions), layers, self.shared, inputs)
+        plan = QuantPlan(self.target, self.ranges, dict(precisions), layers, self.shared, inputs)
+        return replace(plan, precisions={name: self._as_read(plan, name) for name in precisions})
+
+    def _as_read(self, plan: QuantPlan, layer: str) -> Precision:
+        """The precision of a layer, which may read a float tensor whatever was asked for."""
+        precision = plan.precisions[layer]
+        read = plan.layer_input(self.tensors[layer])
+        return Precision(precision.weight, FLOAT_BITS) if read is None else precision

@@ -35,7 +35,7 @@ QUANTIZER = (
     *map(_option, ("bits", "edge_bits", "block_size", "target", "ranges")),
     _option("include", metavar="GLOB"),
     _option("exclude", metavar="GLOB"),
-    *map(_option, ("seed", "loss")),
+    *map(_option, ("on_broken", "seed", "loss")),
 )
 MIXED = (
     _option("compression", metavar="RATIO"),

@@ -99,7 +99,7 @@ def equalized(model: Model, exponents: Exponents) -> Model:
             scale = scales[tensor.name].reshape(-1, *[1] * (value.ndim - 1))
             tensor.CopyFrom(numpy_helper.from_array((value * scale).astype(value.dtype), tensor.name))
     told = {name: "".join(DIGITS[value] for value in exponents[name]) for name in factors}
-    onnx.helper.set_model_props(proto, {**_properties(proto), METADATA: json.dumps(told)})
+    onnx.helper.set_model_props(proto, {**properties(proto), METADATA: json.dumps(told)})
     norms = {
         name: BatchNorm(norm.gamma * factors[name], norm.beta * factors[name], norm.eps) if name in factors else norm
         for name, norm in model.batch_norms.items()
@@ -115,11 +115,12 @@ def equalized_as(model: Model, file: onnx.ModelProto) -> Model:
 def exponents_of(proto: onnx.ModelProto) -> dict[str, IntArray]:
     """What a file says of its channels; nothing where another tool wrote it."""
     try:
-        told = json.loads(_properties(proto).get(METADATA, "{}"))
+        told = json.loads(properties(proto).get(METADATA, "{}"))
         return {name: np.array([DIGITS.index(digit) for digit in digits], np.int64) for name, digits in told.items()}
     except (ValueError, AttributeError, TypeError):  # somebody else's use of our name
         return {}
 
 
-def _properties(proto: onnx.ModelProto) -> dict[str, str]:
+def properties(proto: onnx.ModelProto) -> dict[str, str]:
+    """The metadata of a file."""
     return {entry.key: entry.value for entry in proto.metadata_props}

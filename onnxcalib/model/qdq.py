@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +21,19 @@ from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.targets import Bias, Constants, Format, Narrow, Placement, Target
 
 
-def write_qdq(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Target) -> onnx.ModelProto:
+def write_qdq(
+    model: Model,
+    layers: Sequence[Layer],
+    plan: QuantPlan,
+    target: Target,
+    quantizers: Callable[[gs.Graph, Target], Quantizers] | None = None,
+) -> onnx.ModelProto:
     """Requires a plan made for this model; ensures the same inputs, outputs and metadata."""
     int4: dict[str, QuantizedArray] = {}
+    made = quantizers or (QuantNodes if target.format is Format.QUANT else Quantizers)
 
     def change(graph: gs.Graph) -> None:
-        writer = _Writer(graph, GraphIndex(model.proto.graph), plan, target)
+        writer = _Writer(graph, GraphIndex(model.proto.graph), plan, target, made(graph, target))
         writer.write([layer for layer in layers if layer.name in plan.layers])
         int4.update(writer.quantizers.int4)
 
@@ -44,10 +51,11 @@ def write_plain(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: 
 
 
 class _Writer:
-    def __init__(self, graph: gs.Graph, index: GraphIndex, plan: QuantPlan, target: Target) -> None:
+    def __init__(
+        self, graph: gs.Graph, index: GraphIndex, plan: QuantPlan, target: Target, quantizers: Quantizers
+    ) -> None:
         self.graph, self.index, self.plan, self.target = graph, index, plan, target
-        self.quantizers = (QuantNodes if target.format is Format.QUANT else Quantizers)(graph, target)
-        self.build = self.quantizers.build
+        self.quantizers, self.build = quantizers, quantizers.build
         self.tensors: dict[str, gs.Tensor] = graph.tensors()
         self.nodes = {node.name: node for node in graph.nodes}
         # A branch that is put back later reads by name; what was moved only is on the grid already.
@@ -141,8 +149,9 @@ class _Writer:
         return self.build.constant(name, bias)
 
     def _weight(self, layer: Layer, params: LayerParams) -> gs.Variable:
-        name = f"{layer.name}_weight"
-        if self.target.float_activations and self.target.constants is Constants.FOLDED and not layer.has_sums:
+        name = weight_name(layer.name)
+        packed = self.target.float_activations and layer.has_sums  # the runtime has kernels for such products
+        if self.plan.layer_input(layer.input) is None and self.target.constants is Constants.FOLDED and not packed:
             return self.quantizers.folded(params.quantized, params.qparams, name)
         if self.target.float_activations and layer.transposed:
             return self.quantizers.weight(params.quantized.T, transposed(params.qparams), name)
@@ -154,6 +163,11 @@ class _Writer:
         )
         shape = self.build.constant(f"{name}_shape", np.array(params.quantized.shape, np.int64))
         return self.build.node("Reshape", [rows, shape], name)
+
+
+def weight_name(layer: str) -> str:
+    """What the written weight of a layer is called."""
+    return f"{layer}_weight"
 
 
 def bias_scale(weight: QuantParams, activation: QuantParams) -> npt.NDArray[np.float32]:

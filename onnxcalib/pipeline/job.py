@@ -23,7 +23,7 @@ from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.read import Graph, graphs_of, merged, read_prepared
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.pipeline.branch_data import BranchData
-from onnxcalib.plan import QuantPlan
+from onnxcalib.plan import LeftFloat, QuantPlan
 from onnxcalib.progress import Listener, Progress, ignore, silent
 from onnxcalib.recipe import Recipe
 from onnxcalib.targets import Target, find_target
@@ -137,6 +137,12 @@ def _fit_for_weights_alone(listed: LayerList, target: Target) -> LayerList:
     reason = f"target {target.name} quantizes weights alone of {' and '.join(target.weight_only_ops)} only"
     others = [layer for layer in listed.layers if layer.op not in target.weight_only_ops]
     return _left_float(listed, others, reason)
+
+
+def left_float(found: LayerList, left: LeftFloat) -> LayerList:
+    """The list in which layers stay float that would break an output."""
+    reason = f"eight bits of it break the output '{min(left.before, key=left.before.__getitem__)}'"
+    return _left_float(found, [layer for layer in found.layers if layer.name in left.layers], reason)
 
 
 def _left_float(listed: LayerList, layers: Sequence[Layer], reason: str) -> LayerList:

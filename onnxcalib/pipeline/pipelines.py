@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ from onnxcalib.files import check_outputs
 from onnxcalib.mixed_precision.request import add_cost_tables, check_mixed
 from onnxcalib.model.branches import with_branch
 from onnxcalib.model.files import model_outputs
+from onnxcalib.model.left_float import with_left_float
 from onnxcalib.model.shapes import with_fixed_batch
 from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.begin import running
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
-from onnxcalib.pipeline.job import Job, Start, start
+from onnxcalib.pipeline.job import Job, Start, left_float, start
 from onnxcalib.pipeline.result import Outcome, Result
+from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
+from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import Event, Progress, listener_of, silent
 from onnxcalib.recipe import MIXED, Pipeline, Recipe, Training
 
@@ -87,18 +91,22 @@ def _run(job: Job) -> Outcome:
     if job.branch is not None and len(job.recipe.bits) > 1:
         # Bits are assigned within one graph; branches of an If get the highest on offer.
         unmixed = {name: getattr(DEFAULT, name) for name in (*MIXED, "edge_bits")}
-        return run(replace(job, recipe=replace(job.recipe, bits=(job.recipe.base,), **unmixed)))
-    return run(job)
+        job = replace(job, recipe=replace(job.recipe, bits=(job.recipe.base,), **unmixed))
+    outcome = run(job)
+    if judged_at_the_end(job.recipe):
+        warn_of_broken(job, stages.noise(job, outcome.plan))
+    return outcome
 
 
 def _plain(job: Job) -> Outcome:
     """Calibrate, round to nearest, write."""
-    return Outcome(final_scales(job, stages.uniform_plan(job, stages.statistics(job))))
+    job, plan, left = with_sound_outputs(job, _uniform, lambda _, plan: plan)
+    return Outcome(final_scales(job, plan), left)
 
 
 def _light(job: Job) -> Outcome:
     """Forward passes only: sensitivity, integer program, batch-norm tuning."""
-    found = _assembled(job)
+    job, found = _assembled(job)
     tuned = stages.batch_norm_tuning(job, found.plan)
     return replace(found, plan=final_scales(job, tuned.plan), tuned=tuned)
 
@@ -106,7 +114,7 @@ def _light(job: Job) -> Outcome:
 def _advanced(job: Job) -> Outcome:
     """Training as well: layers in parallel before bits are assigned, then one by one and end to end, then biases."""
     choose_engine(job.recipe.get("engine"))
-    found = _assembled(job)
+    job, found = _assembled(job)
     tuned = stages.batch_norm_tuning(job, found.plan)
     trained = stages.sequential_training(job, tuned.plan)
     if trains_end_to_end(job.recipe):
@@ -119,18 +127,26 @@ def _advanced(job: Job) -> Outcome:
     return replace(found, plan=biases.plan, tuned=tuned, trained=trained, end_to_end=end_to_end, biases=biases)
 
 
-def _assembled(job: Job) -> Outcome:
+def _uniform(job: Job) -> QuantPlan:
+    return stages.uniform_plan(job, stages.statistics(job))
+
+
+def _candidates(job: Job) -> Candidates:
+    return stages.rounded_candidates(job, stages.statistics(job))
+
+
+def _assembled(job: Job) -> tuple[Job, Outcome]:
     """The plan at one precision, or at the bits that the integer program assigns; only those are trained already."""
-    found = stages.statistics(job)
     if len(job.recipe.bits) == 1:
-        return Outcome(stages.uniform_plan(job, found))
-    candidates = stages.rounded_candidates(job, found)
+        job, plan, left = with_sound_outputs(job, _uniform, lambda _, plan: plan)
+        return job, Outcome(plan, left)
+    job, candidates, left = with_sound_outputs(job, _candidates, at_base)
     stages.check_reachable(job, candidates)
     if job.recipe.pipeline is Pipeline.ADVANCED:
         candidates = stages.parallel_training(job, candidates)
     table = add_cost_tables(stages.sensitivities(job, candidates).table, job.recipe)
     assigned = stages.allocation(job, candidates, table)
-    return Outcome(candidates.stitch(assigned.allocation.choices), table, assigned)
+    return job, Outcome(candidates.stitch(assigned.allocation.choices), left, table, assigned)
 
 
 def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
@@ -143,5 +159,15 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
     first = started.jobs[0]
     if first.target.fixed_shapes:
         whole = with_fixed_batch(whole)
-    told = {**vars(outcomes[0]), "plan": plan}
-    return Result(**told, model=whole, layers=started.listed, recipe=first.recipe)
+    left = _left(outcomes)
+    if left is not None:
+        whole = with_left_float(whole, left)
+    listed = started.listed if left is None else left_float(started.listed, left)
+    told = {**vars(outcomes[0]), "plan": plan, "left": left}
+    return Result(**told, model=whole, layers=listed, recipe=first.recipe)
+
+
+def _left(outcomes: Sequence[Outcome]) -> LeftFloat | None:
+    """What stays float in any graph, None where no output was broken."""
+    found = [outcome.left for outcome in outcomes if outcome.left is not None]
+    return reduce(LeftFloat.joined, found) if found else None

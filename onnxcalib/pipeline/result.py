@@ -16,7 +16,7 @@ from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.files import model_outputs
 from onnxcalib.model.io import write_model
 from onnxcalib.model.layers import LayerList
-from onnxcalib.plan import QuantPlan
+from onnxcalib.plan import LeftFloat, QuantPlan
 from onnxcalib.recipe import Recipe
 
 
@@ -25,6 +25,7 @@ class Outcome:
     """The plan of one graph, and how it came to be."""
 
     plan: QuantPlan
+    left: LeftFloat | None = None  # for outputs that were broken
     table: SensitivityTable | None = None
     assigned: Assigned | None = None
     tuned: Tuned | None = None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from onnxcalib.algorithms.batchnorm import Tuned, Tuner
+from onnxcalib.algorithms.broken import OutputNoise, Search, output_noise
 from onnxcalib.algorithms.calibration import Statistics, calibrate
 from onnxcalib.algorithms.equalization import Equalization, measure_channels
 from onnxcalib.algorithms.reconstruction.adaquant import SCHEDULES, Optimised
@@ -35,7 +36,7 @@ from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.ranges import rounded
 from onnxcalib.pipeline.stage import Stage, stage
-from onnxcalib.plan import Candidates, QuantPlan
+from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint
 from onnxcalib.recipe import LayerOptimizer, Precision, Recipe, Training
 from onnxcalib.runtime.session import Session, samples_in
@@ -77,6 +78,18 @@ def uniform_plan(job: Job, found: Statistics) -> QuantPlan:
 def rounded_candidates(job: Job, found: Statistics) -> Candidates:
     """Every layer rounded at every precision on offer."""
     return rounded(job, found, candidate_precisions(job.layers, job.recipe))
+
+
+@stage("output noise")
+def noise(job: Job, plan: QuantPlan) -> OutputNoise:
+    """What each output has of noise under a plan."""
+    return output_noise(job.model, job.data, job.simulate(plan))
+
+
+@stage("broken outputs")
+def broken_outputs(job: Job, plan: QuantPlan) -> LeftFloat:
+    """The few tensors and layers that are better left float, under a plan that breaks an output."""
+    return Search(job.model, job.layers, job.points, job.target, job.data, job.progress).leave(plan)
 
 
 def check_reachable(job: Job, candidates: Candidates) -> None:
@@ -168,6 +181,8 @@ STAGES: tuple[Stage[Any, Any], ...] = (
     statistics,
     uniform_plan,
     rounded_candidates,
+    noise,
+    broken_outputs,
     parallel_training,
     sensitivities,
     allocation,

@@ -10,6 +10,7 @@ from onnxcalib.recipe.choices import (
     BatchNormReference,
     Engine,
     LayerOptimizer,
+    OnBroken,
     Pipeline,
     Precision,
     RangeMethod,
@@ -29,7 +30,7 @@ __all__ = [
     "ADVANCED",
     "DEFAULTS", "ENUMS", "FLOAT_BITS", "IMAGES", "IMAGE_KEYS", "KEYS", "MAX_BITS", "MIN_BITS", "MIXED", "PRESETS",
     "RECIPE_FIELDS",
-    "BatchNormReference", "Engine", "LayerOptimizer", "Pipeline", "Precision", "RangeMethod", "Recipe", "Settings",
-    "Training", "parse_bits", "parse_choice", "parse_pair", "preprocess_of", "read_options", "read_recipe",
+    "BatchNormReference", "Engine", "LayerOptimizer", "OnBroken", "Pipeline", "Precision", "RangeMethod", "Recipe",
+    "Settings", "Training", "parse_bits", "parse_choice", "parse_pair", "preprocess_of", "read_options", "read_recipe",
     "read_settings", "settings_of", "template", "write_recipe", "write_settings",
 ]  # fmt: skip

@@ -62,6 +62,14 @@ class Training(enum.StrEnum):
     PAPER = "paper"  # the paper's learning rates and iterations
 
 
+class OnBroken(enum.StrEnum):
+    """What happens where quantization leaves an output as much noise as signal."""
+
+    FLOAT = "float"  # the few tensors or layers that cause it stay float
+    KEEP = "keep"  # a warning
+    ERROR = "error"
+
+
 @dataclass(frozen=True, order=True)
 class Precision:
     """Bits of a layer's weight and of the activation that it reads."""
@@ -112,6 +120,7 @@ ENUMS: Mapping[str, type[enum.StrEnum]] = {
     "engine": Engine,
     "layer_optimizer": LayerOptimizer,
     "training": Training,
+    "on_broken": OnBroken,
 }
 
 

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxcalib.numerics.losses import LossKind
-from onnxcalib.recipe.choices import BatchNormReference, Engine, LayerOptimizer, Pipeline, RangeMethod, Training
+from onnxcalib.recipe.choices import (
+    BatchNormReference,
+    Engine,
+    LayerOptimizer,
+    OnBroken,
+    Pipeline,
+    RangeMethod,
+    Training,
+)
 from onnxcalib.recipe.recipe import Recipe
 from onnxcalib.targets import TARGETS
 
@@ -70,6 +78,7 @@ SECTIONS: dict[str, tuple[Key, ...]] = {
         _default("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}"),
         _default("include", Kind.WORDS, "Quantize only layers with such names (globs)"),
         _default("exclude", Kind.WORDS, "Leave layers with such names float (globs)"),
+        _default("on_broken", Kind.WORD, f"What to do with layers that break an output: {_listed(OnBroken)}"),
         _default("seed", Kind.INTEGER, "For the order of the samples, and for training"),
     ),
     "The light and the advanced pipeline": (

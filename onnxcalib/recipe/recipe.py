@@ -13,6 +13,7 @@ from onnxcalib.recipe.choices import (
     BatchNormReference,
     Engine,
     LayerOptimizer,
+    OnBroken,
     Pipeline,
     Precision,
     RangeMethod,
@@ -30,6 +31,7 @@ DEFAULTS: Mapping[str, Any] = {
     "training": Training.STANDARD,
     "steps": 100,
     "strict": False,
+    "on_broken": OnBroken.FLOAT,
 }
 
 
@@ -45,6 +47,7 @@ class Recipe:
     ranges: RangeMethod = RangeMethod.AUTO
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    on_broken: OnBroken | None = None  # not set: as float, but bits narrower than eight stay as asked
     seed: int = 0
     # Mixed precision:
     compression: float | None = None  # the most bytes, relative to the float file

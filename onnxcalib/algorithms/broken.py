@@ -1,0 +1,219 @@
+"""Outputs that quantization breaks, and the few quantizers that must go for them: forward passes on a few samples.
+
+The noise of a group of quantizers is measured with all others off. The group with the most of it is halved until one
+quantizer is left, which goes; that repeats until the outputs are sound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxcalib.data import Dataset, Feed, first
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.outputs import find_output_kinds
+from onnxcalib.model.placement import InsertionPoints
+from onnxcalib.model.prepare import Model
+from onnxcalib.model.switches import SwitchedModel, write_switched
+from onnxcalib.numerics.losses import sqnr_db
+from onnxcalib.plan import LeftFloat, QuantPlan
+from onnxcalib.progress import Progress
+from onnxcalib.runtime.session import Session, Tensors
+from onnxcalib.targets import Target
+
+FloatArray = npt.NDArray[np.float64]
+
+# Noise of a tenth of the signal's power: at eight bits, sound networks of many kinds have 15 dB and more.
+SOUND_DB = 10.0
+MENDED_DB = 11.0  # what the search looks for, as other samples and final scales take their part
+SAMPLES = 32  # that tell whether an output is sound
+# Of them, in each pass of the search: few of large inputs, but enough to tell one quantizer from another.
+PROBED_SAMPLES, PROBED_VALUES = (2, 8), 2**20
+BATCH = 8
+PASSES = 64  # of the search
+VAIN = 4  # quantizers that went without any gain, after which the search ends
+MOST_LEFT = 0.25  # of all quantizers: beyond that it is no few layers that are broken
+HELPS_DB = 3.0  # what leaving them must bring where the outputs do not become sound
+NEGLIGIBLE = 0.01  # of the noise that is allowed
+
+
+@dataclass(frozen=True)
+class OutputNoise:
+    """Signal to noise of each float output, in decibels."""
+
+    sqnr_db: Mapping[str, float]
+
+    @property
+    def broken(self) -> dict[str, float]:
+        """The outputs whose noise is of the order of their signal."""
+        return {name: value for name, value in self.sqnr_db.items() if value < SOUND_DB}
+
+    def helped(self, before: OutputNoise) -> bool:
+        """Whether the outputs are sound now, or the worst of them clearly better than before."""
+        return not self.broken or min(self.sqnr_db.values()) >= min(before.sqnr_db.values()) + HELPS_DB
+
+
+class Reference:
+    """The float outputs on some samples."""
+
+    def __init__(self, model: Model, data: Dataset) -> None:
+        session = Session(model.proto, model.source)
+        names = list(find_output_kinds(model.proto))
+        self._feeds = [(feed, session.run(feed)) for feed in data.batches(BATCH)]
+        signal = sum((self._powers(outputs, names) for _, outputs in self._feeds), np.zeros(len(names)))
+        # Beside an output that is zero throughout, nobody can say what is much noise.
+        self.names = [name for name, power in zip(names, signal, strict=True) if 0 < power < math.inf]
+        self._signal = signal[[name in self.names for name in names]]
+
+    def ratios(self, run: Callable[[Feed], Tensors]) -> FloatArray:
+        """Noise over signal of each output; what is not a number counts as all noise."""
+        noise = np.zeros(len(self.names))
+        for feed, exact in self._feeds:
+            made = run(feed)
+            with np.errstate(invalid="ignore", over="ignore"):
+                off = {name: exact[name].astype(np.float64) - made[name] for name in self.names}
+                noise += self._powers(off, self.names)
+        return np.clip(np.nan_to_num(noise / self._signal, nan=np.inf), 1e-30, 1e30)
+
+    @staticmethod
+    def _powers(outputs: Mapping[str, npt.NDArray[np.generic]], names: Sequence[str]) -> FloatArray:
+        return np.array([float((outputs[name].astype(np.float64) ** 2).sum()) for name in names])
+
+
+def output_noise(model: Model, data: Dataset, quantized: onnx.ModelProto) -> OutputNoise:
+    """What each output of a quantized model has of noise on a few samples."""
+    reference = Reference(model, first(data, SAMPLES))
+    ratios = reference.ratios(Session(quantized, "the quantized model").run)
+    return OutputNoise({name: sqnr_db(1.0, ratio) for name, ratio in zip(reference.names, ratios, strict=True)})
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What is left float together."""
+
+    switches: tuple[int, ...]
+    tensors: tuple[str, ...] = ()
+    layer: str | None = None
+    of_no_use: tuple[int, ...] = ()  # the switches of what nobody else needs quantized
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Neighbours in the graph, with the noise that they alone make."""
+
+    units: Sequence[_Unit]
+    ratios: FloatArray
+
+
+@dataclass
+class Search:
+    """Looks for the fewest quantizers without which the outputs are sound."""
+
+    model: Model
+    layers: Sequence[Layer]
+    points: InsertionPoints
+    target: Target
+    data: Dataset
+    progress: Progress
+    passes: int = field(default=0, init=False)
+
+    def leave(self, plan: QuantPlan) -> LeftFloat:
+        """What to leave float; nothing where nothing helps."""
+        switched = write_switched(self.model, self.layers, plan, self.target)
+        self._session, self._flags = Session(switched.proto, "the switched model"), switched.flags
+        self._count = sum(map(len, switched.tensors.values())) + len(switched.weights)
+        self._reference = Reference(self.model, first(self.data, self._samples()))
+        activations, weights = self._units(switched)
+        path = self._path([activations, weights])
+        self.progress("broken outputs", PASSES, PASSES)
+        return _left(self._fewest(path))
+
+    def _samples(self) -> int:
+        values = sum(value.size for value in next(iter(self.data.batches(1))).values())
+        return int(np.clip(PROBED_VALUES // max(values, 1), *PROBED_SAMPLES))
+
+    def _units(self, switched: SwitchedModel) -> tuple[list[_Unit], list[_Unit]]:
+        """Tensors on one grid go together; a layer with a float weight has no use for an input of its own."""
+        grids: dict[str, list[str]] = {}
+        for tensor in self.points.tensors.values():
+            if tensor.name in switched.tensors:
+                grids.setdefault(tensor.same_qparams_as or tensor.name, []).append(tensor.name)
+        switches = {grid: [it for name in names for it in switched.tensors[name]] for grid, names in grids.items()}
+        activations = [_Unit(tuple(switches[grid]), tuple(names)) for grid, names in grids.items()]
+        weights = []
+        for layer in self.layers:
+            read = self.points.tensors.get(layer.input)
+            own = read is not None and read.layers == (layer.name,) and not read.shared
+            more = switched.tensors.get(layer.input, []) if own else []
+            weights.append(_Unit((switched.weights[layer.name],), layer=layer.name, of_no_use=tuple(more)))
+        return activations, weights if len(weights) > 1 else []
+
+    def _path(self, starts: Sequence[Sequence[_Unit]]) -> list[tuple[list[_Unit], FloatArray]]:
+        """What is left, one more at each step, and the noise of all others."""
+        allowed = 10 ** (-MENDED_DB / 10)
+        path: list[tuple[list[_Unit], FloatArray]] = [([], self._without(()))]
+        groups = [self._group(units) for units in starts if units]
+        most = max(int(MOST_LEFT * sum(map(len, starts))), 1)
+        while groups and self.passes < PASSES and len(path) <= most and not _in_vain(path):
+            left, ratios = path[-1]
+            broken = ratios > allowed
+            worst = max(groups, key=lambda group: float(group.ratios[broken].max(initial=0.0)))
+            if not worst.ratios[broken].max(initial=0.0) > NEGLIGIBLE * allowed:
+                break
+            groups.remove(worst)
+            if len(worst.units) == 1:
+                path.append(([*left, *worst.units], self._without([*left, *worst.units])))
+                continue
+            half = len(worst.units) // 2
+            groups += [self._group(worst.units[:half]), self._group(worst.units[half:])]
+        return path
+
+    def _fewest(self, path: Sequence[tuple[list[_Unit], FloatArray]]) -> list[_Unit]:
+        """The shortest part of the path that is about as good as any, without what turned out not to matter."""
+        worst = [_worst(ratios) for _, ratios in path]
+        levels = (10 ** (-MENDED_DB / 10), 10 ** (-SOUND_DB / 10), worst[0] * 10 ** (-HELPS_DB / 10))
+        reached = next((level for level in levels if min(worst) <= level), None)
+        if reached is None:
+            return []
+        enough = reached if reached < levels[-1] else 10**0.1 * min(worst)
+        left = next(units for (units, _), ratio in zip(path, worst, strict=True) if ratio <= enough)
+        for unit in left[:-1]:
+            fewer = [each for each in left if each is not unit]
+            if self._without(fewer).max(initial=0.0) <= enough:
+                left = fewer
+        return left
+
+    def _group(self, units: Sequence[_Unit]) -> _Group:
+        flags = np.zeros(self._count, np.bool_)
+        flags[[switch for unit in units for switch in unit.switches]] = True
+        return _Group(units, self._ratios(flags))
+
+    def _without(self, units: Sequence[_Unit]) -> FloatArray:
+        flags = np.ones(self._count, np.bool_)
+        flags[[switch for unit in units for switch in (*unit.switches, *unit.of_no_use)]] = False
+        return self._ratios(flags)
+
+    def _ratios(self, flags: npt.NDArray[np.bool_]) -> FloatArray:
+        self.passes += 1
+        self.progress("broken outputs", min(self.passes, PASSES - 1), PASSES)
+        return self._reference.ratios(lambda feed: self._session.run({**feed, self._flags: flags}))
+
+
+def _worst(ratios: FloatArray) -> float:
+    return max(float(ratios.max(initial=0.0)), 1e-30)
+
+
+def _in_vain(path: Sequence[tuple[list[_Unit], FloatArray]]) -> bool:
+    """Whether the last steps brought no decibel."""
+    worst = [_worst(ratios) for _, ratios in path]
+    return len(path) > VAIN and min(worst[-VAIN:]) > 10**-0.1 * min(worst[:-VAIN])
+
+
+def _left(units: Sequence[_Unit]) -> LeftFloat:
+    tensors = [name for unit in units if unit.layer is None for name in unit.tensors]
+    return LeftFloat(tuple(tensors), layers=tuple(unit.layer for unit in units if unit.layer is not None))

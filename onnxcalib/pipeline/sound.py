@@ -1,0 +1,116 @@
+"""Outputs that quantization breaks, and what is done about them: the recipe's on_broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from onnxcalib.algorithms.broken import OutputNoise
+from onnxcalib.errors import ModelError, listed
+from onnxcalib.mixed_precision.request import uniform_precisions
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.placement import InsertionPoints, find_insertion_points
+from onnxcalib.pipeline import stages
+from onnxcalib.pipeline.job import Job
+from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
+from onnxcalib.progress import Event
+from onnxcalib.recipe import MAX_BITS, OnBroken, Recipe
+
+Value = TypeVar("Value")
+
+
+def with_sound_outputs(
+    job: Job, make: Callable[[Job], Value], plan_of: Callable[[Job, Value], QuantPlan]
+) -> tuple[Job, Value, LeftFloat | None]:
+    """What is made for a job, or for one with less to quantize where that mends outputs which would be broken."""
+    value = make(job)
+    if judged_at_the_end(job.recipe):
+        return job, value, None
+    plan = plan_of(job, value)
+    before = stages.noise(job, plan)
+    if not before.broken:
+        return job, value, None
+    found = LeftFloat(before=before.broken, after=before.broken)
+    if job.recipe.get("on_broken") is not OnBroken.KEEP and not job.recipe.weight_only:
+        left = leavable(job, stages.broken_outputs(job, plan))
+        if job.recipe.on_broken is OnBroken.ERROR:
+            raise _refused(job, before, left)
+        if left:
+            smaller = leaving(job, left)
+            tried = make(smaller)
+            after = stages.noise(smaller, plan_of(smaller, tried))
+            if after.helped(before):
+                mended = {name: after.sqnr_db[name] for name in {**before.broken, **after.broken}}
+                job, value, found = smaller, tried, replace(left, before=_of(before, mended), after=mended)
+    warn_of_broken(job, OutputNoise(found.after))
+    return job, value, found
+
+
+def judged_at_the_end(recipe: Recipe) -> bool:
+    """Whether nothing may be left float: less than eight bits were asked for, and with them noise."""
+    narrow = recipe.base.weight < MAX_BITS or recipe.base.activation < MAX_BITS
+    return narrow and recipe.on_broken in (None, OnBroken.KEEP)
+
+
+def at_base(job: Job, candidates: Candidates) -> QuantPlan:
+    """Every layer at the highest precision on offer."""
+    recipe = replace(job.recipe, bits=(job.recipe.base,), edge_bits=None)
+    return candidates.stitch(uniform_precisions(job.layers, job.points, recipe))
+
+
+def leavable(job: Job, left: LeftFloat) -> LeftFloat:
+    """The same, with the layers that read floats; where the target has no form for these, all of them stays float."""
+    fits = job.target.weight_only_ops if job.target.weight_only_bits else ()
+    reading = [layer for layer in job.layers if layer.input in left.tensors and layer.name not in left.layers]
+    inputs = tuple(layer.name for layer in reading if layer.op in fits)
+    layers = (*left.layers, *(layer.name for layer in reading if layer.op not in fits))
+    if len(layers) == len(job.layers):
+        return LeftFloat()
+    return replace(left, inputs=inputs, layers=layers)
+
+
+def leaving(job: Job, left: LeftFloat) -> Job:
+    """The job with less to quantize."""
+    layers = tuple(layer for layer in job.layers if layer.name not in left.layers)
+    return replace(job, layers=layers, points=_without(job, layers, left.tensors), run=job.run.changed_by(left))
+
+
+def _without(job: Job, layers: tuple[Layer, ...], floats: tuple[str, ...]) -> InsertionPoints:
+    points = find_insertion_points(job.model, layers, job.target)
+    kept = {
+        name: tensor
+        for name, tensor in points.tensors.items()
+        if name not in floats and tensor.same_qparams_as not in floats
+    }
+    return InsertionPoints(kept)
+
+
+def warn_of_broken(job: Job, noise: OutputNoise) -> None:
+    """Says which outputs have as much noise as signal, and what could help."""
+    if not noise.broken:
+        return
+    where = "" if job.branch is None else f"{job.branch.attribute} of '{job.branch.node}': "
+    message = (
+        f"{where}{_said(noise.broken)} on calibration samples; no few layers cause it. Check that the samples are "
+        "real and preprocessed as the model expects, or give more bits, or --bits w8 for weights alone."
+    )
+    job.run.listener(Event("warning", {"message": message}))
+
+
+def _refused(job: Job, noise: OutputNoise, left: LeftFloat) -> ModelError:
+    causes = [*left.inputs, *left.layers] or list(left.tensors)
+    why = f", most of it by {listed(causes)}" if causes else ""
+    return ModelError(
+        f"{job.model.source}: quantized, {_said(noise.broken)}{why}.",
+        "Give --on-broken float to leave what causes it float, or keep.",
+    )
+
+
+def _said(broken: Mapping[str, float]) -> str:
+    told = [f"'{name}' ({db:.1f} dB)" for name, db in sorted(broken.items(), key=lambda item: item[1])]
+    return f"the output{'s' * (len(told) > 1)} {listed(told)} would be noise for the most part"
+
+
+def _of(noise: OutputNoise, names: Mapping[str, float]) -> dict[str, float]:
+    return {name: noise.sqnr_db[name] for name in names}
