@@ -26,6 +26,7 @@ def inferred(model: onnx.ModelProto, batch: int | None = None) -> list[onnx.Valu
     with contextlib.suppress(onnx.shape_inference.InferenceError):
         graph = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
     large = {tensor.name for tensor in model.graph.initializer}
+    large |= {sparse.values.name for sparse in model.graph.sparse_initializer}
     return [*graph.value_info, *(value for value in graph.input if value.name not in large), *graph.output]
 
 
@@ -62,11 +63,10 @@ def typed(model: onnx.ModelProto) -> onnx.ModelProto:
     declared = copied(model)
     del declared.graph.value_info[:]
     ends = {value.name for value in (*model.graph.input, *model.graph.output)}
-    declared.graph.value_info.extend(
-        onnx.helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None)
-        for value in inferred(model)
-        if value.name not in ends
-    )
+    declared.graph.value_info.extend(value for value in inferred(model) if value.name not in ends)
+    for value in declared.graph.value_info:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
     return declared
 
 
@@ -79,6 +79,9 @@ def _without_large_weights(graph: onnx.GraphProto) -> onnx.GraphProto:
             bare.initializer.append(tensor)
         elif tensor.name not in fed:
             bare.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    for sparse in graph.sparse_initializer:  # inference knows none
+        kind = sparse.values.data_type
+        bare.input.append(onnx.helper.make_tensor_value_info(sparse.values.name, kind, sparse.dims))
     # A declared output shape may name another batch, and exporters leave stale ones behind.
     for value in bare.output:
         if value.type.HasField("tensor_type"):

@@ -97,9 +97,13 @@ def _model_of(
     part.graph.MergeFrom(onnx.GraphProto(name=model.graph.name, node=nodes))
     used = {name for node in nodes for name in GraphIndex.reads(node)}
     part.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in used)
+    part.graph.sparse_initializer.extend(it for it in model.graph.sparse_initializer if it.values.name in used)
     known = {value.name: value for value in (*model.graph.input, *model.graph.output, *model.graph.value_info)}
     part.graph.input.extend(known.get(name) or _float_value(name) for name in inputs)
-    part.graph.output.extend(_float_value(name) for name in outputs)
+    part.graph.output.extend(known.get(name) or _float_value(name) for name in outputs)
+    for value in part.graph.output:  # another batch may be fed than the one that was declared
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
     return part
 
 
