@@ -116,9 +116,9 @@ class _Probe:
         # What lies between a MatMul and its bias is inside the layer.
         outside = set(pairs.float_of) - {pairs.quantized_of.get(layer.output)}
         part, reads = upstream(file, [self.output], outside)
-        self.alone, self.reads = Session(part), {name: pairs.float_of[name] for name in reads}
+        self.alone, self.reads = Session(part, pool=False), {name: pairs.float_of[name] for name in reads}
         rest, self.fed = after(model, layer.summed)
-        self.rest = Session(rest) if rest is not None else None
+        self.rest = Session(rest, pool=False) if rest is not None else None
         self.loss = loss
         self.signal = self.noise = self.own = 0.0
 

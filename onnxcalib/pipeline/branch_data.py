@@ -20,7 +20,7 @@ class BranchData:
         self.source = data.source
         self._branch, self._data = branch, data
         part = outer_part(model.proto, branch)
-        self._session = Session(part, model.source) if part.graph.output else None
+        self._session = Session(part, model.source, pool=False) if part.graph.output else None
         feeds = [None if feed is None else samples_in(feed) for feed in self._run(1)]
         self._samples = sum(samples for samples in feeds if samples is not None)
         self._always = None not in feeds
