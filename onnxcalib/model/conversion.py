@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.io import PROTOBUF_LIMIT
 from onnxcalib.model.shapes import inferred
-from onnxcalib.model.walk import all_nodes
+from onnxcalib.model.walk import all_nodes, bodies
 
 HALVES = {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 # From these inputs on, attributes became inputs of the type of the first.
@@ -40,7 +43,7 @@ def _type_constants(model: onnx.ModelProto) -> None:
     nodes = [node for node in all_nodes(model.graph) if node.op_type in _TYPED_FROM and not node.domain]
     if not nodes:
         return
-    types = {value.name: value.type.tensor_type.elem_type for value in inferred(model)}
+    types = _types(model)
     constants = {node.output[0]: node for node in all_nodes(model.graph) if node.op_type == "Constant"}
     for node in nodes:
         kind = types.get(node.input[0])
@@ -52,3 +55,15 @@ def _type_constants(model: onnx.ModelProto) -> None:
             if value is not None and value.data_type == TensorProto.FLOAT:
                 array = numpy_helper.to_array(value).astype(helper.tensor_dtype_to_np_dtype(kind))
                 value.CopyFrom(numpy_helper.from_array(np.asarray(array), value.name))
+
+
+def _types(model: onnx.ModelProto) -> dict[str, int]:
+    """Element types of tensors, those inside bodies too."""
+    known = {value.name: value.type.tensor_type.elem_type for value in inferred(model)}
+    if not any(list(bodies(node)) for node in model.graph.node) or model.ByteSize() >= PROTOBUF_LIMIT:
+        return known
+    with contextlib.suppress(onnx.shape_inference.InferenceError):
+        for node in all_nodes(onnx.shape_inference.infer_shapes(model).graph):
+            values = (value for body in bodies(node) for value in (*body.input, *body.value_info))
+            known |= {value.name: value.type.tensor_type.elem_type for value in values}
+    return known

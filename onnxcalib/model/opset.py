@@ -81,7 +81,7 @@ def _fits(model: onnx.ModelProto, opset: int) -> bool:
             schema = defs.get_schema(node.op_type, opset, "")
         except defs.SchemaError:
             return False
-        if any(attribute.name not in schema.attributes for attribute in node.attribute):
+        if schema.deprecated or any(attribute.name not in schema.attributes for attribute in node.attribute):
             return False
         if not schema.min_input <= len(node.input) <= schema.max_input:
             return False

@@ -23,6 +23,7 @@ from onnxcalib.model.io import check_valid
 from onnxcalib.model.opset import NEWEST_IR, within
 from onnxcalib.model.shapes import float_tensors, infer_shapes, inferred
 from onnxcalib.model.walk import refill
+from onnxcalib.model.workarounds import avoid_clipped_inputs
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def prepare(
     _matmuls_to_gemms(model)
     _means_to_pools(model)
     fold_bias_adds(model.graph)
+    avoid_clipped_inputs(model.graph)
     return Model(model, fold_batch_norms(model.graph), source)
 
 

@@ -21,8 +21,8 @@ def read_prepared(
 ) -> Model:
     """The model as stages see it, at an opset that the target reads and weights of these widths can have."""
     source = "the given model" if isinstance(model, onnx.ModelProto) else str(model)
-    opsets = (target.least_opset(set(weight_bits), blocks=blocks), target.newest_opset)
-    prepared = prepare(read_model(model), source, *opsets, target.newest_ir)
+    least = target.least_opset(set(weight_bits), blocks=blocks)
+    prepared = prepare(read_model(model), source, least, max(least, target.newest_opset), target.newest_ir)
     if opset_of(prepared.proto) > target.opset_limit:
         raise ModelError(
             f"{source} needs opset {opset_of(prepared.proto)}, and target {target.name} reads {target.opset_limit} at "

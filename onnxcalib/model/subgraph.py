@@ -100,11 +100,16 @@ def _model_of(
     part.graph.sparse_initializer.extend(it for it in model.graph.sparse_initializer if it.values.name in used)
     known = {value.name: value for value in (*model.graph.input, *model.graph.output, *model.graph.value_info)}
     part.graph.input.extend(known.get(name) or _float_value(name) for name in inputs)
-    part.graph.output.extend(known.get(name) or _float_value(name) for name in outputs)
-    for value in part.graph.output:  # another batch may be fed than the one that was declared
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
+    part.graph.output.extend(_without_shape(known[name]) if name in known else _float_value(name) for name in outputs)
     return part
+
+
+def _without_shape(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    bare = onnx.ValueInfoProto()
+    bare.CopyFrom(value)
+    if bare.type.HasField("tensor_type"):
+        bare.type.tensor_type.ClearField("shape")
+    return bare
 
 
 def _float_value(name: str) -> onnx.ValueInfoProto:
