@@ -39,8 +39,8 @@ def last_words(error: BaseException) -> tuple[str, int]:
     if isinstance(error, MemoryError):
         return "there is too little memory. Free some, or give fewer samples.", MEMORY
     if isinstance(error, OSError):  # a full disk can strike anywhere
-        name, why = printable(str(error.filename or "a file")), error.strerror or first_line(error)
-        return f"{name} cannot be read or written: {why}. Check the free disk space.", OutputError.exit_code
+        said = f"{error.filename or 'a file'} cannot be read or written: {error.strerror or first_line(error)}."
+        return f"{in_brief(printable(said))} Check the free disk space.", OutputError.exit_code
     said = in_brief(printable(f"{type(error).__name__}: {first_line(error)}"))
     hint = f"Please report it; {TRACEBACK}=1 before the command shows where it came from."
     return f"an unexpected error, which is a bug of onnxcalib: {said}. {hint}", UNEXPECTED

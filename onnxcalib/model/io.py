@@ -45,7 +45,7 @@ def load(path: Path) -> onnx.ModelProto:
     except FileNotFoundError as error:
         raise ModelError(f"model {path} does not exist.", "Check the path.") from error
     except OSError as error:
-        hint = "Name the .onnx file in it." if path.is_dir() else "Check its path and its permissions."
+        hint = "Name the .onnx file in it." if isinstance(error, IsADirectoryError) else "Check path and permissions."
         raise ModelError(f"model {path} cannot be read: {error.strerror}.", hint) from error
     if not model.HasField("graph") or not model.graph.node:
         raise ModelError(f"{path} is not an ONNX file, or it is cut short.", "Export or copy it again.")
