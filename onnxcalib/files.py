@@ -29,7 +29,8 @@ def check_regular(path: Path) -> int:
     except ValueError as error:
         raise OSError(errno.EINVAL, "its name holds a null character", str(path)) from error
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, f"it is {_kind(found.st_mode)}, not a file", str(path))
+        code = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
+        raise OSError(code, f"it is {_kind(found.st_mode)}, not a file", str(path))
     return found.st_size
 
 

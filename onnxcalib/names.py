@@ -7,7 +7,7 @@ import re
 # What spreadsheets take for a formula, behind any marks of ours.
 FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 MARK = "'"
-LONGEST = 2000  # characters of a message
+LONGEST = 600  # characters of a message
 
 
 def printable(text: str) -> str:

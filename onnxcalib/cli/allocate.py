@@ -15,8 +15,8 @@ from onnxcalib.files import check_outputs, replacing
 from onnxcalib.mixed_precision.assignment import METHODS, solve
 from onnxcalib.mixed_precision.request import Request, add_cost_tables
 from onnxcalib.mixed_precision.table_files import load
-from onnxcalib.pipeline.inputs import files_read, recipe_read
-from onnxcalib.recipe import MIN_BITS, Pipeline, Precision
+from onnxcalib.pipeline.inputs import files_read
+from onnxcalib.recipe import MIN_BITS, Pipeline, Precision, parse_pair
 
 
 @click.command()
@@ -33,11 +33,12 @@ def allocate(table: Path, method: str, output: Path | None, **options: Any) -> N
     onnxcalib allocate table.csv --compression 0.18
     onnxcalib allocate table.csv --max-loss 0.05 --pin '*fc*=w8a8'
     """
+    if output is not None:
+        costs = [parse_pair("cost", text)[1] for text in options["costs"]]
+        check_outputs({"--output": output}, files_read(table, *costs))
     loaded = load(table)
     # The table says what each layer may take; the recipe's own list of bits decides nothing here.
     recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=(Precision(MIN_BITS, MIN_BITS), loaded.base))
-    if output is not None:
-        check_outputs({"--output": output}, (*files_read(table), *recipe_read(recipe)))
     costed = add_cost_tables(loaded, recipe)
     found = solve(costed, Request.of(costed, recipe), method)
     if output is not None:

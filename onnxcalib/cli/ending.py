@@ -38,8 +38,9 @@ def last_words(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, MemoryError):
         return "there is too little memory. Free some, or give fewer samples.", MEMORY
-    if isinstance(error, OSError) and error.strerror:  # a full disk can strike anywhere
-        return f"{printable(str(error.filename or 'a file'))}: {error.strerror}.", OutputError.exit_code
+    if isinstance(error, OSError):  # a full disk can strike anywhere
+        said = f"{error.filename or 'a file'} cannot be read or written: {error.strerror or first_line(error)}."
+        return f"{in_brief(printable(said))} Check the free disk space.", OutputError.exit_code
     said = in_brief(printable(f"{type(error).__name__}: {first_line(error)}"))
     hint = f"Please report it; {TRACEBACK}=1 before the command shows where it came from."
     return f"an unexpected error, which is a bug of onnxcalib: {said}. {hint}", UNEXPECTED

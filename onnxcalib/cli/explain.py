@@ -13,7 +13,7 @@ from onnxcalib.analysis.explain import TITLES, Facts, Question, answer
 from onnxcalib.analysis.layer_rows import layer_rows
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_runtime
 from onnxcalib.cli.watch import watching
-from onnxcalib.errors import RecipeError
+from onnxcalib.errors import DataError, RecipeError
 from onnxcalib.report.find import find_report
 
 
@@ -52,5 +52,16 @@ def explain(
     screen = console()
     for asked in Question if question is None else (Question(question),):
         screen.print(TITLES[asked], style="bold")
-        for line in answer(asked, facts):
+        for line in _answered(asked, facts):
             screen.print(f"  {line}", soft_wrap=True)
+
+
+def _answered(question: Question, facts: Facts) -> list[str]:
+    """The answer; a report whose numbers are not what was written gives none."""
+    try:
+        return answer(question, facts)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if facts.report is None:
+            raise
+        hint = "Write it again, or move it away and add --model FLOAT.onnx -d DATA."
+        raise DataError(f"the report of {facts.path} is damaged: {type(error).__name__} {error}.", hint) from error

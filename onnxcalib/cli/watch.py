@@ -80,7 +80,7 @@ class Watch:
 
     def say(self, line: str) -> None:
         """A line above the bars."""
-        self._bar.console.print(line, soft_wrap=True)
+        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _begin(self, stage: str) -> None:
         if stage not in self._tasks:

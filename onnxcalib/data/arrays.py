@@ -86,8 +86,22 @@ class Npz:
     def header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """The shape and element type of an array, without its data."""
         with readable(self.path), zipfile.ZipFile(self.path) as archive, archive.open(self._members[name]) as member:
-            shape, _, dtype, _ = _header(member, self.title(name))
+            shape, _, dtype, start = _header(member, self.title(name))
+        self._check_size(name, start + math.prod(shape) * dtype.itemsize)
         return shape, dtype
+
+    def _check_size(self, name: str, needed: int) -> None:
+        """The bytes that the table of contents tells are those of the shape, and there is room to unpack them."""
+        size, title = self._members[name].file_size, self.title(name)
+        if size < needed:
+            raise DataError(f"{title} is cut short: {size} of its {needed} bytes are there.", _REWRITE)
+        if self.is_plain(name):
+            return
+        if size > needed:
+            raise DataError(f"{title} holds more bytes than its shape takes: {size}, not {needed}.", _REWRITE)
+        if size > shutil.disk_usage(tempfile.gettempdir()).free:
+            hint = "Free some space, set TMPDIR to a folder on a larger disk, or save it with np.savez."
+            raise DataError(f"{title} takes {size:,} bytes when it is unpacked.", hint)
 
     def empty(self, name: str) -> Array:
         """An array of the same shape and type that takes no memory, to see whether it fits before it is unpacked."""
@@ -121,15 +135,12 @@ class Npz:
 
     def _unpack(self, name: str) -> tuple[int, int]:
         """Copies what the header promises."""
-        shape, dtype = self.header(name)
-        most = _HEADER + math.prod(shape) * dtype.itemsize
-        info, free = self._members[name], shutil.disk_usage(tempfile.gettempdir()).free
-        if info.file_size > most:
-            raise DataError(f"{self.title(name)} holds more bytes than its shape {list(shape)} takes.", _REWRITE)
-        if info.file_size > free:
-            hint = "Free some space, set TMPDIR to a folder on a larger disk, or save it with np.savez."
-            raise DataError(f"{self.title(name)} takes {info.file_size:,} bytes when it is unpacked.", hint)
-        with zipfile.ZipFile(self.path) as archive, archive.open(info) as member, self._spool().adding() as copy:
+        self.header(name)  # which is checked first
+        with (
+            zipfile.ZipFile(self.path) as archive,
+            archive.open(self._members[name]) as member,
+            self._spool().adding() as copy,
+        ):
             start = copy.tell()
             shutil.copyfileobj(member, copy, 1 << 20)
             return start, copy.tell()

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import checker, external_data_helper, numpy_helper
 
 from onnxcalib.errors import ModelError, OutputError, first_line
-from onnxcalib.files import replacing
+from onnxcalib.files import check_regular, replacing
 from onnxcalib.model.normalize import normalize
 from onnxcalib.model.walk import all_nodes, refill
 
@@ -37,16 +37,16 @@ def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
 
 def load(path: Path) -> onnx.ModelProto:
     """Loads any ONNX file with its external data, or says in one sentence why that cannot be."""
-    if not path.exists():
-        raise ModelError(f"model {path} does not exist.", "Check the path.")
-    if path.is_dir():
-        raise ModelError(f"model {path} is a folder.", "Name the .onnx file in it.")
     try:
+        check_regular(path)
         model = onnx.load(str(path), "protobuf", load_external_data=False)  # whatever the file is called
     except (DecodeError, ValueError) as error:
         raise ModelError(f"{path} is not an ONNX file, or it is cut short.", "Export or copy it again.") from error
+    except FileNotFoundError as error:
+        raise ModelError(f"model {path} does not exist.", "Check the path.") from error
     except OSError as error:
-        raise ModelError(f"model {path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+        hint = "Name the .onnx file in it." if isinstance(error, IsADirectoryError) else "Check path and permissions."
+        raise ModelError(f"model {path} cannot be read: {error.strerror}.", hint) from error
     if not model.HasField("graph") or not model.graph.node:
         raise ModelError(f"{path} is not an ONNX file, or it is cut short.", "Export or copy it again.")
     try:
@@ -156,6 +156,8 @@ def write_model(model: onnx.ModelProto, path: str | Path, limit: int = PROTOBUF_
     with replacing(path) as temporary, replacing(data) as temporary_data:
         _move_weights(external, temporary_data, data.name)
         temporary.write_bytes(serialized(external))
+        # Two files cannot appear at once: none is better than an old model beside other weights.
+        path.unlink(missing_ok=True)
 
 
 def serialized(model: onnx.ModelProto) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from onnxcalib.analysis.layer_rows import ReportData, worst_rows
-from onnxcalib.report.names import label_layers, short
+from onnxcalib.report.names import label_layers, short, unread
 from onnxcalib.report.plots import LOOKS, pyplot
 from onnxcalib.report.svg import (
     BAND,
@@ -74,7 +74,7 @@ def sensitivity(report: ReportData) -> Drawing | None:
                 loss = row["losses"][choice]
                 (dot,) = axes.plot([place], [max(loss, floor)], marker, color=colour, ms=wide)
                 drawn.tip(dot, f"{row['layer']} at {choice}: {loss:.3g}")
-        axes.plot([], [], marker, color=colour, label=choice)
+        axes.plot([], [], marker, color=colour, label=unread(choice))
     axes.set_yscale("log")
     axes.set_ylim(bottom=floor / 1.6)
     axes.set_ylabel("loss increase")
@@ -145,7 +145,7 @@ def hurting(report: ReportData) -> Drawing | None:
         share = 100 * row["loss_share"]
         (bar,) = axes.barh([place], [share], color=BIT_COLOURS.get(row["weight_bits"], MUTED), height=0.72)
         drawn.tip(bar, f"{row['layer']} ({row['bits']}): {share:.1f} % of the loss of all layers one by one")
-        _beside(axes, row["bits"], share, place)
+        _beside(axes, unread(row["bits"]), share, place)
     _downwards(axes, [short(row["layer"]) for row in rows], "% of the loss of all layers one by one", 0.08)
     return drawn
 
@@ -212,7 +212,7 @@ def size(report: ReportData) -> Drawing | None:
 
 def _downwards(axes: Any, names: Sequence[str], unit: str, margin: float = 0.12) -> None:
     """Names the bars, first on top, and the axis below them."""
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), names)  # which are short or ours
     axes.invert_yaxis()
     axes.margins(x=margin)
     axes.set_xlabel(unit)

@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxcalib.analysis.layer_rows import ReportData
 from onnxcalib.errors import DataError
+from onnxcalib.files import read_text
 from onnxcalib.report.data import FORMAT, sha256
 
 
@@ -29,11 +30,14 @@ def find_report(output: Path, report: Path | None) -> ReportData | None:
 
 def _read(path: Path) -> ReportData | None:
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found: Any = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and found.get("format") == FORMAT else None
 
 
 def _is_about(found: ReportData, output: Path) -> bool:
-    return bool(found["repeat"]["sha256"]["output"] == sha256(output))
+    try:
+        return bool(found["repeat"]["sha256"]["output"] == sha256(output))
+    except (LookupError, TypeError):
+        return False

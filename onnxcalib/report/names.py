@@ -6,13 +6,20 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from onnxcalib.names import printable
+
 LONGEST = 26
 MOST = 34  # labels that fit side by side along an axis
 
 
+def unread(text: str) -> str:
+    """A text that matplotlib draws as it is: no formula between dollars, nothing that breaks a line or an SVG."""
+    return printable(text).replace("$", r"\$")
+
+
 def short(name: str) -> str:
     """The telling part of an exported name: /blocks/blocks.0/conv/conv.1/Conv is blocks.0/conv.1."""
-    parts = [part for part in name.split("/") if part]
+    parts = [part for part in printable(name).split("/") if part]
     if len(parts) > 1 and re.fullmatch(r"(Conv|ConvTranspose|Gemm|MatMul)(_\d+)?", parts[-1]):
         parts = parts[:-1]
     telling = [
@@ -24,7 +31,7 @@ def short(name: str) -> str:
     while len(text) > LONGEST and len(telling) > 1:
         telling = telling[1:]
         text = "…/" + "/".join(telling)
-    return text if len(text) <= LONGEST else f"…{text[1 - LONGEST :]}"
+    return unread(text if len(text) <= LONGEST else f"…{text[1 - LONGEST :]}")
 
 
 def label_layers(axes: Any, names: Sequence[str]) -> None:

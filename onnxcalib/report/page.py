@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from onnxcalib.analysis.layer_rows import ReportData, worst_rows
+from onnxcalib.names import printable
 from onnxcalib.report.svg import Picture
 
 STYLE = """
@@ -87,7 +88,7 @@ def _bits(report: ReportData, pictures: Mapping[str, Picture]) -> str:
     for row in report["layers"]:
         counts[row["bits"]] = counts.get(row["bits"], 0) + 1
     mix = ", ".join(f"{count} at {name}" for name, count in sorted(counts.items()))
-    return f"<p>{len(report['layers'])} layers: {mix}.</p>" + _figure(pictures, "bits")
+    return f"<p>{len(report['layers'])} layers: {_text(mix)}.</p>" + _figure(pictures, "bits")
 
 
 def _sensitivity(report: ReportData, pictures: Mapping[str, Picture]) -> str:
@@ -185,13 +186,13 @@ def _tuning(report: ReportData, pictures: Mapping[str, Picture]) -> str:
 def _float(report: ReportData) -> str:
     if not report["float"]:
         return "<p>Every Conv, Gemm and MatMul is quantized.</p>"
-    rows = [(_code(row["node"]), row["op"], _text(row["reason"])) for row in report["float"]]
+    rows = [(_code(row["node"]), row["op"], row["reason"]) for row in report["float"]]
     return f"<div class=scroll>{_table(('node', 'op', 'why'), rows)}</div>"
 
 
 def _repeat(repeat: ReportData) -> str:
     hashes = [(name, _code(value)) for name, value in repeat["sha256"].items()]
-    versions = [(_text(name), _text(value)) for name, value in repeat["versions"].items()]
+    versions = list(repeat["versions"].items())
     return (
         f"<p>Save this recipe as <code>recipe.toml</code>, then type:</p><pre>{_text(repeat['recipe'])}</pre>"
         f"<pre>{_text(repeat['command'])}</pre>"
@@ -210,12 +211,12 @@ def _figure(pictures: Mapping[str, Picture], name: str) -> str:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], numeric: Collection[int] = ()) -> str:
-    """Cells are HTML already."""
+    """Names are data: a cell is escaped unless it is markup."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=number' if place in numeric else ''}>{cell}</{tag}>" for place, cell in enumerate(row)
-        )
+        shown = [cell if isinstance(cell, Html) else _text(cell) for cell in row]
+        kinds = [f"{tag}{' class=number' if place in numeric else ''}" for place in range(len(row))]
+        return "".join(f"<{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, shown, strict=True))
 
     head, body = cells("th", names), "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -225,9 +226,16 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _code(value: Any) -> str:
-    return f"<code>{_text(value)}</code>"
+class Html(str):
+    """What is markup already; any other text is escaped."""
+
+    __slots__ = ()
+
+
+def _code(value: Any) -> Html:
+    return Html(f"<code>{_text(value)}</code>")
 
 
 def _text(value: Any) -> str:
-    return html.escape(str(value))
+    """A text as it is, whatever it holds; lines stay lines."""
+    return "\n".join(html.escape(printable(line)) for line in str(value).split("\n"))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from onnxcalib.names import printable
 from onnxcalib.report.plots import pyplot
 
 INK, MUTED, RULE, BAND = "#1f2328", "#656d77", "#d1d5da", "#dbe9f4"
@@ -87,7 +88,7 @@ def finish(drawn: Drawing) -> Picture:
 
 def _with_tips(svg: str, tips: Mapping[str, str]) -> str:
     def explained(match: re.Match[str]) -> str:
-        return f"{match.group(0)}<title>{html.escape(tips[match.group(1)])}</title>"
+        return f"{match.group(0)}<title>{html.escape(printable(tips[match.group(1)]))}</title>"
 
     return re.sub(r'<g id="(tip\d+)">', explained, svg)
 

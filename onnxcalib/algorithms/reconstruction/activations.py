@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset
+from onnxcalib.errors import OutputError
 from onnxcalib.model.subgraph import upstream
 from onnxcalib.numerics.quant_params import QuantParams, fake_quantize
 from onnxcalib.runtime.session import Session, samples_in
@@ -47,8 +48,11 @@ class DiskActivations:
         flat = np.ascontiguousarray(rows, np.float32).reshape(-1)
         self._squares += float(np.dot(flat, flat))
         # A large model has more tensors than a process may hold files open.
-        with self.path.open("ab") as file:
-            flat.tofile(file)
+        try:
+            with self.path.open("ab") as file:
+                file.write(flat.data)
+        except OSError as error:
+            raise OutputError(f"{self.path} cannot be written: {error.strerror}.", "Free some space.") from error
         return True
 
     def read(self, chosen: Sequence[int]) -> FloatArray:
