@@ -94,7 +94,9 @@ def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProt
             keep.append(node)
         elif not node.domain and known and folds(node, values):
             feeds = {name: values[name] if name in values else numpy_helper.to_array(stored[name]) for name in inputs}
-            values |= _computed(node, feeds, opset)
+            results = _computed(node, feeds, opset)
+            values |= results
+            keep += [] if results else [node]
         elif node.output[0] not in values:
             keep.append(node)
     refill(graph.node, keep)
@@ -106,8 +108,14 @@ def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProt
 
 
 def _computed(node: onnx.NodeProto, feeds: Arrays, opset: onnx.OperatorSetIdProto) -> Arrays:
-    """The outputs of one node; as a function, for onnx computes a lone node by the newest opset."""
+    """The outputs of one node, none where it does not fit its inputs: what is wrong with it is the runtime's to say.
+
+    As a function, for onnx computes a lone node by the newest opset.
+    """
     names = [name for name in node.output if name]
     function = onnx.helper.make_function("folded", "node", list(feeds), names, [node], [opset])
-    results: Any = ReferenceEvaluator(function).run(None, feeds, attributes={})
+    try:
+        results: Any = ReferenceEvaluator(function).run(None, feeds, attributes={})
+    except Exception:  # whatever NumPy or the evaluator raises
+        return {}
     return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}

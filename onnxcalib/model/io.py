@@ -12,6 +12,7 @@ from onnxcalib.errors import ModelError, OutputError, first_line
 from onnxcalib.files import check_regular, replacing
 from onnxcalib.model.normalize import normalize
 from onnxcalib.model.walk import all_nodes, refill
+from onnxcalib.model.wellformed import check_well_formed
 
 OLDEST_OPSET, NEWEST_OPSET = 7, onnx.defs.onnx_opset_version()
 # protobuf cannot hold more than 2 GB in one message; larger weights go beside the file.
@@ -27,6 +28,7 @@ def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     """Reads a float model; a proto is copied, so that nothing ever changes the caller's."""
     if isinstance(source, onnx.ModelProto):
         model, name = copied(source), "the given model"
+        check_well_formed(model, name)
         normalize(model, name)
     else:
         name = str(source)
@@ -51,10 +53,11 @@ def load(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} is not an ONNX file, or it is cut short.", "Export or copy it again.")
     try:
         external_data_helper.load_external_data_for_model(model, str(path.parent))
-    except (OSError, ValueError, checker.ValidationError) as error:
+    except (OSError, ValueError, RuntimeError, checker.ValidationError) as error:
         raise ModelError(
-            f"the external data of {path} cannot be read: {error}.", "Keep its data files beside the model."
+            f"the external data of {path} cannot be read: {first_line(error)}.", "Keep its data files beside the model."
         ) from error
+    check_well_formed(model, str(path))
     normalize(model, str(path))
     return model
 

@@ -8,6 +8,7 @@ import math
 import onnx
 
 from onnxcalib.data import InputSpec
+from onnxcalib.errors import ModelError
 from onnxcalib.model.constants import fold_shapes
 from onnxcalib.model.io import copied
 from onnxcalib.model.loss_writer import FAKE_QUANTIZE
@@ -99,6 +100,8 @@ def input_specs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
     for value in model.graph.input:
         if value.name not in stored:
             tensor = value.type.tensor_type
+            if not tensor.elem_type:
+                raise ModelError(f"the input '{value.name}' is no tensor of a known type.", "Export the model with typed inputs.")
             shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
             specs.append(InputSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type), shape))
     return tuple(specs)

@@ -138,11 +138,25 @@ class Builder:
         shared = self.weights.setdefault(shape, [])
         if shared and self.chance(0.5):
             return self.choose(shared)
-        value = self.floats(*shape, scale=float(1 / np.sqrt(max(fan_in, 1))))
+        value = self._odd(self.floats(*shape, scale=float(1 / np.sqrt(max(fan_in, 1)))))
         if len(shape) == 2 and self.chance(0.1):
             return self.silent("Transpose", [self.constant(np.ascontiguousarray(value.T), "w")], perm=[1, 0])
         shared.append(self.constant(value, "w"))
         return shared[-1]
+
+    def _odd(self, value: np.ndarray) -> np.ndarray:
+        """Sometimes a channel, or all, of zeros, of one value, tiny, or with an outlier."""
+        kind = self.rng.random()
+        if kind < 0.05:
+            value[self.between(0, len(value) - 1)] = 0
+        elif kind < 0.07:
+            value[:] = self.choose([0, 0.25])
+        elif kind < 0.09:
+            value *= value.dtype.type(1e-6 if value.dtype == np.float32 else 1e-3)
+        elif kind < 0.11:
+            value.reshape(-1)[0] = 8
+            self.noisy = True
+        return value
 
     def axes(self, op_inputs: list[str], axes: list[int], since: int) -> dict[str, Any]:
         """Axes as an attribute before an opset, as an input from it on; gives the attributes."""

@@ -39,7 +39,7 @@ def _made(x: Tensor, outputs: int) -> tuple[int | None, ...]:
 def _body(b: Builder, x: Tensor, outputs: int, number: int) -> object:
     """A layer, and other ops before and after it, branches among them."""
     inner = Builder(
-        b.rng, b.opset, b.dtype, [x], weights=b.weights if b.chance(0.3) else {}, prefix=f"{b.prefix}{b.count[0]}_{number}/",
+        b.rng, b.opset, b.dtype, [x], weights={shape: [*names] for shape, names in b.weights.items()} if b.chance(0.3) else {}, prefix=f"{b.prefix}{b.count[0]}_{number}/",
         plain_names=b.plain_names, count=b.count,
     )  # fmt: skip
     x = _wandering(inner, x)

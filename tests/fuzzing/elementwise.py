@@ -174,6 +174,9 @@ def pool(b: Builder) -> bool:
         (size + pads[i] + pads[i + rank] - kernel[i]) // strides[i] + 1 for i, size in enumerate(x.inner[1:])
     ]
     attributes: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "pads": pads}
+    if op == "MaxPool" and b.chance(0.1):  # its places as well, which nobody reads
+        b.tensors.append(Tensor(b.node(op, [x.name], 2, **attributes)[0], (*x.shape[:2], *made)))
+        return True
     if op == "AveragePool" and b.chance(0.5):
         attributes["count_include_pad"] = 1
     b.add(op, [x.name], (*x.shape[:2], *made), **attributes)
@@ -205,6 +208,15 @@ def arg_max(b: Builder) -> bool:
     return True
 
 
+def contrib(b: Builder) -> bool:
+    """An op of onnxruntime's own domain."""
+    x = b.pick(lambda _: True)
+    if x is None or b.dtype != np.float32:
+        return False
+    b.add(b.choose(["Gelu", "QuickGelu"]), [x.name], x.shape, domain="com.microsoft")
+    return True
+
+
 def cast(b: Builder) -> bool:
     """To another type and back."""
     x = b.pick(lambda _: True)
@@ -228,5 +240,5 @@ def top_k(b: Builder) -> bool:
 
 OTHERS = {
     activation: 5, clip: 1.5, gated: 1.5, prelu: 0.7, softmax: 0.8, batch_norm: 2, norm: 1.2, binary: 4, unary: 0.4, where: 0.3,
-    pool: 1.5, reduce: 1, arg_max: 0.3, cast: 0.4, top_k: 0.2,
+    pool: 1.5, reduce: 1, arg_max: 0.3, cast: 0.4, contrib: 0.2, top_k: 0.2,
 }  # fmt: skip

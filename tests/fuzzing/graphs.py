@@ -9,14 +9,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from onnxcalib.model.walk import all_nodes
 from fuzzing.builder import Builder, Tensor
 from fuzzing.control import CONTROL
 from fuzzing.elementwise import OTHERS
-from fuzzing.layers import LAYERS, gemm, matmul
+from fuzzing.layers import LAYERS, conv, gemm, matmul
 from fuzzing.shapes import SHAPES
 
-OLDEST, NEWEST = 9, 23
-IR_OF_OPSET = {9: 4, 10: 5, 11: 6, 12: 7, 13: 7, 14: 7, 15: 8, 16: 8, 17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}
+OLDEST, NEWEST = 9, 25
+IR_OF_OPSET = {9: 4, 10: 5, 11: 6, 12: 7, 13: 7, 14: 7, 15: 8, 16: 8, 17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12,
+               25: 13}  # fmt: skip
 SAMPLES = 9
 INPUT_SHAPES = ((3, 6, 6), (4, 5, 5), (2, 8, 8), (6,), (4,), (5, 6), (4, 8), (2, 3, 4, 4))
 
@@ -46,8 +48,8 @@ def random_graph(seed: int) -> Case:
     wanted = b.between(3, 14)
     while wanted > 0:
         wanted -= bool(list(ops)[int(b.rng.choice(len(ops), p=chances))](b))
-    if not any(node.op_type in ("Conv", "Gemm", "MatMul") for node in b.nodes):
-        gemm(b) or matmul(b)
+    if b.chance(0.6):
+        b.choose([conv, gemm, matmul])(b)
     return Case(_model(b, batch), feed, b.noisy, half)
 
 
@@ -57,6 +59,13 @@ def _add_inputs(b: Builder, batch: int | None) -> Arrays:
         name = b.fresh("x")
         inner = b.choose(INPUT_SHAPES)
         rows = (batch or 1) * SAMPLES
+        if b.chance(0.05):
+            pixels = b.rng.integers(0, 256, (rows, *inner)).astype(np.uint8)
+            b.inputs.append(helper.make_tensor_value_info(name, TensorProto.UINT8, [batch or "N", *inner]))
+            scaled = b.silent("Mul", [b.silent("Cast", [name], to=b.float_type), b.constant(1 / 128)])
+            b.tensors.append(Tensor(scaled, (None, *inner)))
+            feed[name] = pixels
+            continue
         if b.chance(0.1):
             inner = inner[-1:]
             b.inputs.append(helper.make_tensor_value_info(name, TensorProto.INT64, [batch or "N", *inner]))
@@ -68,7 +77,7 @@ def _add_inputs(b: Builder, batch: int | None) -> Arrays:
             sizes = ["N", *(f"d{place}" for place in range(len(inner)))]
         b.inputs.append(helper.make_tensor_value_info(name, b.float_type, sizes))
         b.tensors.append(Tensor(name, (None, *inner)))
-        feed[name] = b.floats(rows, *inner)
+        feed[name] = b.floats(rows, *inner) * b.dtype.type(b.choose([1, 1, 1, 1, 1, 1, 1, 10, 0.01, 0]))
     if not b.tensors:
         name, inner = b.fresh("x"), b.choose(INPUT_SHAPES)
         b.inputs.append(helper.make_tensor_value_info(name, b.float_type, [batch or "N", *inner]))
@@ -86,7 +95,7 @@ def _model(b: Builder, batch: int | None) -> onnx.ModelProto:
     opsets = [helper.make_opsetid("", b.opset)]
     if b.functions:
         opsets.append(helper.make_opsetid("local", 1))
-    elif b.chance(0.1):
+    if any(node.domain == "com.microsoft" for node in all_nodes(graph)) or b.chance(0.1):
         opsets.append(helper.make_opsetid("com.microsoft", 1))
     model = helper.make_model(graph, opset_imports=opsets, functions=b.functions)
     model.ir_version = max(IR_OF_OPSET[b.opset], 8 if b.functions else 0)
@@ -100,7 +109,7 @@ def _outputs(b: Builder, batch: int | None) -> list[onnx.ValueInfoProto]:
     read = {name for node in b.nodes for name in node.input}
     fed = {value.name for value in b.inputs}
     ends = [tensor for tensor in b.tensors if tensor.name not in read and tensor.name not in fed]
-    kept = [tensor for tensor in ends if b.chance(0.75)] or ends[-1:]
+    kept = [tensor for tensor in ends[:-1] if b.chance(0.75)] + ends[-1:]
     inside = [tensor for tensor in b.tensors if tensor.name in read or tensor.name in fed]
     if inside and b.chance(0.15):
         kept.append(b.choose(inside))

@@ -19,8 +19,9 @@ from onnxcalib.targets import find_target
 TARGETS = ("ort", "ort-compat", "openvino", "rknn", "tensorrt", "qnn", "xnnpack", "vitis", "paper", "qonnx")
 # Least distance of a float output from float, in dB.
 LEAST = {"quiet": 10.0, "noisy": 0.0}
-# What no refusal of a valid graph may blame.
-BLAMED = ("onnxruntime", "not a valid ONNX model", "cut short")
+# Why a valid graph may be refused.
+FAIR = ("has no layer that can be quantized", "--block-size has no effect", "needs opset", "never takes the branches",
+        "no assignment reaches")  # fmt: skip
 LARGEST = 1e4  # a graph whose outputs are larger is not a fair one
 
 
@@ -69,7 +70,7 @@ def judge_graph(seed: int) -> Verdict:
             quantize(source, case.feed, recipe, output=output, workers=1)
         except OnnxcalibError as error:
             check_refusal(error, output)
-            if any(word in error.message for word in BLAMED):
+            if not any(reason in error.message for reason in FAIR):
                 raise BrokenPromiseError(f"a valid graph is refused: {error}") from error
             return Verdict("refused", error.message)
         return Verdict("written", str(recipe.pipeline), check_file(case, recipe, output, expected))
@@ -121,8 +122,9 @@ def check_file(case: Case, recipe: Recipe, output: Path, expected: Arrays) -> fl
     """Valid, loaded with full optimization, of the same inputs and outputs, and near float; gives the least distance."""
     written = onnx.load(output)
     target = find_target(recipe.target)
-    if target.name != "qonnx":
-        onnx.checker.check_model(written, full_check=False)
+    bare = [value.name for value in case.model.graph.output if not value.type.tensor_type.HasField("shape")]
+    if target.name != "qonnx" and not bare:  # the checker wants shapes of outputs, runtimes do not
+        onnx.checker.check_model(written)
     stored = {tensor.name for tensor in case.model.graph.initializer}
     asked = [value for value in case.model.graph.input if value.name not in stored]
     for before, after in ((asked, written.graph.input), (case.model.graph.output, written.graph.output)):

@@ -63,9 +63,15 @@ def conv_transpose(b: Builder) -> bool:
     if b.chance(0.2):
         extra = [step - 1 for step in strides]
         attributes["output_padding"] = extra
+    trims = [b.between(0, k // 2) for k in kernel] if b.chance(0.3) else [0] * len(sizes)
+    if any(trims):
+        attributes["pads"] = trims * 2
     made = [
-        (size - 1) * step + k + more for size, step, k, more in zip(sizes, strides, kernel, extra, strict=True)
+        (size - 1) * step + k + more - 2 * trim
+        for size, step, k, more, trim in zip(sizes, strides, kernel, extra, trims, strict=True)
     ]
+    if min(made) < 1:
+        return False
     inputs = [x.name, b.weight(channels, each, *kernel, fan_in=channels // group * 2)]
     if b.chance(0.6):
         inputs.append(b.constant(b.floats(each * group, scale=0.3), "b"))
@@ -166,9 +172,37 @@ def recurrent(b: Builder) -> bool:
         attributes["direction"] = "bidirectional" if ways == 2 else b.choose(["forward", "reverse"])
     if op == "GRU" and b.chance(0.5):
         attributes["linear_before_reset"] = 1
+    if b.chance(0.2):  # only the last state
+        state = b.fresh("state")
+        b.append(op, inputs, ["", state], **attributes)
+        back = b.silent("Transpose", [state], perm=[1, 0, 2])
+        b.add("Reshape", [back, b.constant([0, ways * hidden])], (x.shape[0], ways * hidden))
+        return True
     names = b.node(op, inputs, 2 if b.chance(0.5) else 1, **attributes)
     back = b.silent("Transpose", [names[0]], perm=[2, 0, 1, 3])  # [batch, steps, ways, hidden]
     b.add("Reshape", [back, b.constant([0, 0, ways * hidden])], (x.shape[0], steps, ways * hidden))
+    return True
+
+
+def computed_weight(b: Builder) -> bool:
+    """A Conv, Gemm or MatMul whose weight is computed from a constant, or is half constant."""
+    x = b.pick(lambda t: t.rank in (2, 4))
+    if x is None:
+        return False
+    outputs, scale = b.between(1, 4), b.constant(0.5)
+    shape = (outputs, x.inner[0], 1, 1) if x.rank == 4 else (x.inner[0], outputs)
+    weight = b.silent(b.choose(["Mul", "Add"]), [b.weight(*shape, fan_in=x.inner[0]), scale])
+    b.add("Conv" if x.rank == 4 else "MatMul", [x.name, weight], (x.shape[0], outputs, *x.shape[2:]))
+    return True
+
+
+def einsum(b: Builder) -> bool:
+    x = b.pick(lambda t: t.rank == 3)
+    if x is None or b.opset < 12:
+        return False
+    outputs = b.between(1, 5)
+    inputs = [x.name, b.weight(x.inner[1], outputs, fan_in=x.inner[1])]
+    b.add("Einsum", inputs, (*x.shape[:2], outputs), equation="nij,jk->nik")
     return True
 
 
@@ -196,4 +230,5 @@ def _bounds(b: Builder, low: float, high: float) -> list[str]:
     return [b.constant(low), b.constant(high)]
 
 
-LAYERS = {conv: 5, conv_transpose: 1.5, gemm: 3, matmul: 3, product: 1, recurrent: 1, embedding: 0.7}
+LAYERS = {conv: 5, conv_transpose: 1.5, gemm: 3, matmul: 3, product: 1, recurrent: 1, computed_weight: 0.4,
+          einsum: 0.3, embedding: 0.7}  # fmt: skip

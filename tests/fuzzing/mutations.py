@@ -97,6 +97,8 @@ def _damage_field(model: onnx.ModelProto, strings: list[str], rng: Generator) ->
     message = _choice([each for each in messages if type(each).__name__ == kind], rng)
     set_fields = [field for field, _ in message.ListFields()]
     others = [field for field in message.DESCRIPTOR.fields if field.type != field.TYPE_MESSAGE]
+    if not set_fields and not others:
+        return
     field = _choice(set_fields if set_fields and rng.random() < 0.85 else (others or set_fields), rng)
     value = getattr(message, field.name)
     if not hasattr(value, "extend"):

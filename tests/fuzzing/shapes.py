@@ -227,7 +227,17 @@ def space_to_depth(b: Builder) -> bool:
     return True
 
 
+def sequence(b: Builder) -> bool:
+    """Split into a sequence, and one of its items."""
+    x = b.pick(lambda t: t.rank >= 2 and t.inner[0] > 1)
+    if x is None or b.opset < 11:
+        return False
+    parts = b.silent("SplitToSequence", [x.name, b.constant([1] * x.inner[0])], axis=1)
+    b.add("SequenceAt", [parts, b.constant(np.array(0, np.int64))], (x.shape[0], 1, *x.shape[2:]))
+    return True
+
+
 SHAPES = {
     reshape: 2, merge: 0.7, transpose: 1.5, there_and_back: 0.3, squeeze: 1, unsqueeze: 0.7, cut: 1, concat: 1.5, split: 1, pad: 1,
-    resize: 0.7, gather: 1, flatten: 1.2, expand: 0.5, space_to_depth: 0.4,
+    resize: 0.7, gather: 1, flatten: 1.2, expand: 0.5, space_to_depth: 0.4, sequence: 0.15,
 }  # fmt: skip
