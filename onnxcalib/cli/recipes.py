@@ -35,9 +35,10 @@ QUANTIZER = (
     *map(_option, ("bits", "edge_bits", "block_size", "target", "ranges")),
     _option("include", metavar="GLOB"),
     _option("exclude", metavar="GLOB"),
-    *map(_option, ("on_broken", "seed", "loss")),
+    *map(_option, ("on_broken", "seed", "loss", "metric")),
 )
 MIXED = (
+    _option("max_drop", metavar="DROP"),
     _option("compression", metavar="RATIO"),
     _option("max_loss", metavar="LOSS"),
     _option("limits", "--limit", "limits", metavar="COST=VALUE"),

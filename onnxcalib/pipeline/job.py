@@ -10,9 +10,10 @@ from typing import Any
 import onnx
 
 from onnxcalib.algorithms.reconstruction.layerwise import default_workers
+from onnxcalib.algorithms.teacher import Loss, check_loss
 from onnxcalib.cache.codec import digest
 from onnxcalib.cache.run_directory import RunDirectory
-from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
+from onnxcalib.data import Dataset, Preprocess, open_data, shuffled, split
 from onnxcalib.errors import ModelError, RecipeError
 from onnxcalib.mixed_precision.request import check_bits
 from onnxcalib.model.branches import Branch
@@ -22,10 +23,13 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.read import Graph, graphs_of, merged, read_prepared
 from onnxcalib.model.shapes import input_specs
+from onnxcalib.numerics.losses import LossKind
+from onnxcalib.numerics.metric import Metric, MetricFunction
 from onnxcalib.pipeline.branch_data import BranchData
 from onnxcalib.plan import LeftFloat, QuantPlan
 from onnxcalib.progress import Listener, Progress, ignore, silent
 from onnxcalib.recipe import Recipe
+from onnxcalib.recipe.metrics import find_metric
 from onnxcalib.targets import Target, find_target
 
 
@@ -56,6 +60,17 @@ class Job:
     branch: Branch | None = None  # the branch of an If that the graph is, None for the model itself
     workers: int = 1  # layers that are trained side by side
     run: Run = Run()  # where the values of stages are cached, and who hears of them
+    metric: Metric | None = None  # what the user judges by, where the recipe asks for it
+    proof: Dataset | None = None  # labelled samples that no stage sees, to prove what was promised
+
+    @property
+    def loss(self) -> Loss:
+        """What tells a good model."""
+        kind: LossKind = self.recipe.get("loss")
+        if kind is not LossKind.METRIC:
+            return kind
+        assert self.metric is not None
+        return self.metric
 
     def write(self, plan: QuantPlan) -> onnx.ModelProto:
         """The quantized graph of a plan, as the target wants it."""
@@ -83,8 +98,10 @@ def start(
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
     workers: int | None = None,
+    metric: MetricFunction | None = None,
 ) -> Start:
     """Reads the model and the data, and finds what there is to quantize."""
+    judge = _metric(recipe, metric)
     target = find_target(recipe.target)
     if recipe.weight_only:
         target = target.weight_only
@@ -97,7 +114,11 @@ def start(
     chosen = _chosen(listed, recipe, prepared.source)
     given = open_data(calibration, input_specs(prepared.proto), preprocess)
     # Samples are often sorted by class: any part of them should be like the whole.
-    data = shuffled(given, recipe.seed)
+    data, proof = shuffled(given, recipe.seed), None
+    if judge is not None:
+        check_loss(judge, {}, prepared, data)
+    if recipe.max_drop is not None:
+        data, proof = split(data, len(data) // 2)
     jobs = []
     for graph in graphs:
         layers = tuple(layer for layer in graph.listed.layers if layer.name in chosen)
@@ -105,13 +126,25 @@ def start(
         if layers and len(fed):
             points = find_insertion_points(graph.model, layers, target)
             many = workers or default_workers()
-            jobs.append(Job(graph.model, layers, points, target, fed, recipe, progress, graph.branch, many))
+            job = Job(graph.model, layers, points, target, fed, recipe, progress, graph.branch, many)
+            jobs.append(replace(job, metric=judge, proof=proof))
     if not jobs:
         raise ModelError(
             f"the calibration data never takes the branches of {prepared.source} that hold its layers.",
             "Give data that does.",
         )
     return Start(prepared, _without_untaken(listed, chosen, jobs), tuple(jobs), given)
+
+
+def _metric(recipe: Recipe, own: MetricFunction | None) -> Metric | None:
+    """What the user judges by; None where the recipe does not ask for it."""
+    if recipe.max_drop is None and recipe.loss is not LossKind.METRIC:
+        if own is not None:
+            raise RecipeError("a metric has no effect without --max-drop or --loss metric.", "Give one of them.")
+        return None
+    if own is not None and recipe.metric is not None:
+        raise RecipeError(f"there are two metrics: {recipe.metric}, and a function.", "Give one of them.")
+    return find_metric(own or recipe.get("metric"))
 
 
 def _chosen(listed: LayerList, recipe: Recipe, source: str) -> set[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxcalib.numerics.losses import LossKind
+from onnxcalib.numerics.metrics import METRICS
 from onnxcalib.recipe.choices import (
     BatchNormReference,
     Engine,
@@ -83,9 +84,11 @@ SECTIONS: dict[str, tuple[Key, ...]] = {
     ),
     "The light and the advanced pipeline": (
         _default("loss", Kind.WORD, f"What tells a good model: {_listed(LossKind)}"),
+        _default("metric", Kind.WORD, f"What labels are for: {_listed(METRICS)}, or MODULE:FUNCTION"),
         _default("bn_reference", Kind.WORD, f"Whose channel statistics count: {_listed(BatchNormReference)}"),
     ),
-    "Mixed precision: needs a list of bits, and at least one of compression, max_loss and limits": (
+    "Mixed precision: needs a list of bits, and at least one of max_drop, compression, max_loss and limits": (
+        _example("max_drop", Kind.NUMBER, "The most that the metric may fall, on labelled samples held out", 1.0),
         _example("compression", Kind.NUMBER, "The most bytes, relative to the float file", 0.18),
         _example("max_loss", Kind.NUMBER, "The most loss, measured on the assembled model", 0.05),
         _example("limits", Kind.WORDS, "Further limits, such as bops=0.05", ("bops=0.05",)),

@@ -26,6 +26,7 @@ DEFAULTS: Mapping[str, Any] = {
     "loss": LossKind.DISTILLATION,
     "bn_reference": BatchNormReference.FLOAT,
     "minimise": "size",
+    "metric": "top1",
     "engine": Engine.AUTO,
     "layer_optimizer": LayerOptimizer.ADAQUANT,
     "training": Training.STANDARD,
@@ -52,6 +53,8 @@ class Recipe:
     # Mixed precision:
     compression: float | None = None  # the most bytes, relative to the float file
     max_loss: float | None = None  # the most loss, measured on the assembled model
+    max_drop: float | None = None  # the most that the metric falls, in its own units, on labelled samples held out
+    metric: str | None = None  # what labels are for: a metric's name, or MODULE:FUNCTION
     limits: tuple[str, ...] = ()  # further limits: COST=VALUE
     costs: tuple[str, ...] = ()  # cost tables of the user's: NAME=FILE.csv
     minimise: str | None = None  # the cost to make small under max_loss
@@ -83,6 +86,8 @@ class Recipe:
             self._refuse(MIXED, "has no effect at one precision", "Give --bits a list such as w4a4,w8a8.")
         else:
             self._check_mixed()
+        if self.metric is not None and self.max_drop is None and self.loss is not LossKind.METRIC:
+            raise RecipeError("--metric has no effect without --max-drop or --loss metric.", "Give one of them.")
 
     @property
     def base(self) -> Precision:
@@ -125,18 +130,21 @@ class Recipe:
                 f"--bits {listed} asks for mixed precision, which the plain pipeline does not assign.",
                 "Give one precision, or --pipeline light.",
             )
-        self._refuse((*MIXED, "loss", "bn_reference"), "has no effect in the plain pipeline", "Add --pipeline light.")
+        self._refuse(
+            (*MIXED, "loss", "bn_reference", "metric"), "has no effect in the plain pipeline", "Add --pipeline light."
+        )
 
     def _check_mixed(self) -> None:
         if self.base not in self.bits:
             raise RecipeError(
                 f"--bits has no precision that is highest in both weights and activations ({self.base}).", "Add it."
             )
-        if self.compression is None and self.max_loss is None and not self.limits:
-            raise RecipeError(
-                "a list of bits needs to know what to aim for.", "Give --compression, --max-loss or --limit."
-            )
-        for name in ("compression", "max_loss"):
+        if self.compression is None and self.max_loss is None and self.max_drop is None and not self.limits:
+            hint = "Give --max-drop, --compression, --max-loss or --limit."
+            raise RecipeError("a list of bits needs to know what to aim for.", hint)
+        if self.max_drop is not None and self.max_loss is not None:
+            raise RecipeError("--max-drop and --max-loss both say what may be lost.", "Give one of them.")
+        for name in ("compression", "max_loss", "max_drop"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise RecipeError(f"--{name.replace('_', '-')} {value} is not a positive number.", "Mend it.")
@@ -149,7 +157,7 @@ class Recipe:
                 raise RecipeError(f"--{OPTION_NAMES.get(name, name.replace('_', '-'))} {why}.", hint)
 
 
-MIXED = ("compression", "max_loss", "limits", "costs", "minimise", "pins")
+MIXED = ("compression", "max_loss", "max_drop", "limits", "costs", "minimise", "pins")
 ADVANCED = ("engine", "layer_optimizer", "training", "steps", "strict")
 OPTION_NAMES = {"limits": "limit", "costs": "cost", "pins": "pin"}
 RECIPE_FIELDS = frozenset(field.name for field in fields(Recipe))
