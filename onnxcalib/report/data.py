@@ -72,7 +72,13 @@ def mixed_precision_data(result: Result) -> ReportData:
     table, found = result.table, result.assigned
     overrides = Request.of(table, result.recipe).overrides
     points = [
-        {"ratio": point.ratio, "method": point.method, "size": point.size, "loss": point.estimated_loss}
+        {
+            "ratio": point.ratio,
+            "method": point.method,
+            "size": point.size,
+            "loss": point.estimated_loss,
+            "bits": {name: str(precision) for name, precision in point.allocation.choices.items()},
+        }
         for point in curve(table, ratios_between(table, POINTS, overrides), overrides, None)
     ]
     optimum = found.allocation if found.reranking is None else found.reranking.optimum

@@ -13,6 +13,7 @@ from onnxcalib.analysis.diagnose import diagnose
 from onnxcalib.analysis.evaluate import evaluate_files
 from onnxcalib.analysis.histograms import layer_histograms
 from onnxcalib.analysis.layer_rows import ReportData, layer_rows, with_advice, worst_rows
+from onnxcalib.analysis.network import blocks
 from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
 from onnxcalib.errors import OutputError
 from onnxcalib.files import check_outputs, check_writable, replacing
@@ -113,6 +114,7 @@ def _gather(
         "asked": collect.asked(result.recipe),
         "outcome": collect.outcome(evaluations, measured_on.source, own=test is None),
         "layers": rows,
+        "network": blocks(prepared, listed),
         "loss": {"whole": diagnosis.loss, "samples": diagnosis.samples},
         "float": collect.float_rows(result),
         **collect.mixed_precision_data(result),
