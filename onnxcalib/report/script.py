@@ -12,7 +12,7 @@ input[type=search] { font: inherit; width: 100%; box-sizing: border-box; padding
  background: var(--card); color: var(--ink); border: 1px solid var(--rule); border-radius: .35rem; }
 input[type=range] { width: 100%; accent-color: var(--first); }
 .strip { display: flex; height: 1.6rem; gap: 1px; margin: .4rem 0; } .strip i { flex: 1 1 0; min-width: 1px; }
-.legend span { margin-right: 1rem; white-space: nowrap; } .legend { font-size: .875rem; color: var(--muted); }
+.legend span { display: inline-block; margin-right: 1rem; } .legend { font-size: .875rem; color: var(--muted); }
 .legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; vertical-align: -.05rem; }
 svg.network path { fill: none; stroke: var(--muted); stroke-width: 1; }
 svg.network circle { fill: var(--muted); } svg.network .noise { fill: var(--ink); opacity: .75; }
