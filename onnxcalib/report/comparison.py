@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnxcalib.analysis.layer_rows import ReportData
 from onnxcalib.errors import DataError
-from onnxcalib.files import check_writable, replacing
+from onnxcalib.files import check_outputs, replacing
 from onnxcalib.report.figures import runs as runs_figure
 from onnxcalib.report.find import read_numbers
 from onnxcalib.report.network import colour_of
@@ -20,7 +20,8 @@ COLUMNS = ("run", "asked", "top-1, %", "agreement, %", "SQNR, dB", "loss", "byte
 def write_comparison(reports: Sequence[str | Path], path: str | Path) -> None:
     """Writes a page that compares runs by the numbers of their reports, the .html or the .json of each."""
     path = Path(path)
-    check_writable(path)
+    files = [Path(each).with_suffix(suffix) for each in reports for suffix in (".html", ".json")]
+    check_outputs({"output": path}, [("a report to compare", lambda: files)])
     found = {str(each): read_numbers(Path(each)) for each in reports}
     _about_one_model(found)
     with replacing(path) as temporary:

@@ -129,6 +129,10 @@ def test_runs_are_compared_by_their_numbers(folder: Path, tmp_path: Path) -> Non
     done = call("runs", "compare", str(folder / "eight.json"), str(other), "-o", str(tmp_path / "no.html"))
     one_error(done.stderr, "other.json", "eight.json")
     assert not (tmp_path / "no.html").exists()
+    kept = (folder / "eight.html").read_bytes()
+    done = call("runs", "compare", str(folder / "eight.json"), "-o", str(folder / "eight.html"))
+    one_error(done.stderr, "eight.html")
+    assert (folder / "eight.html").read_bytes() == kept
 
 
 def test_blocks_are_layers_and_the_places_where_they_meet(folder: Path) -> None:
