@@ -54,7 +54,7 @@ def _told(started: Start) -> dict[str, Any]:
         "data": job.data.source,
         "samples": len(job.data),
         "target": job.target.name,
-        "recipe": write_recipe(job.recipe),
+        "recipe": write_recipe(started.asked),
         "layers": [layer.name for each in started.jobs for layer in each.layers],
     }
 

@@ -177,7 +177,7 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
         whole = with_left_float(whole, left)
     listed = started.listed if left is None else left_float(started.listed, left)
     told = {**vars(outcomes[0]), "plan": plan, "left": left}
-    return Result(**told, model=whole, layers=listed, recipe=first.recipe)
+    return Result(**told, model=whole, layers=listed, recipe=started.asked)
 
 
 def _left(outcomes: Sequence[Outcome]) -> LeftFloat | None:

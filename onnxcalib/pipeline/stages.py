@@ -42,8 +42,8 @@ from onnxcalib.progress import NO_CHECKPOINT, Checkpoint
 from onnxcalib.recipe import LayerOptimizer, Precision, Recipe, Training
 from onnxcalib.runtime.session import Session, samples_in
 
-PRECISIONS = ("bits", "edge_bits")
-LIMITS = ("pins", "compression", "max_loss", "limits", "costs", "minimise")
+PRECISIONS = ("bits", "edge_bits", "overrides")
+LIMITS = ("compression", "max_loss", "limits", "costs", "minimise")
 TRAINING = ("engine", "layer_optimizer", "training", "steps", "seed", "strict")
 
 

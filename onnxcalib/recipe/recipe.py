@@ -19,6 +19,7 @@ from onnxcalib.recipe.choices import (
     RangeMethod,
     Training,
 )
+from onnxcalib.recipe.overrides import written
 
 LEAST_BLOCK = 16
 # What fields that are None stand for: only a pipeline that reads a field may have it set.
@@ -48,6 +49,7 @@ class Recipe:
     ranges: RangeMethod = RangeMethod.AUTO
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # PATTERN=w8a8 and such, or a mapping from pattern to value
     on_broken: OnBroken | None = None  # not set: as float, but bits narrower than eight stay as asked
     seed: int = 0
     # Mixed precision:
@@ -58,7 +60,6 @@ class Recipe:
     limits: tuple[str, ...] = ()  # further limits: COST=VALUE
     costs: tuple[str, ...] = ()  # cost tables of the user's: NAME=FILE.csv
     minimise: str | None = None  # the cost to make small under max_loss
-    pins: tuple[str, ...] = ()  # GLOB=w8a8
     loss: LossKind | None = None
     bn_reference: BatchNormReference | None = None
     # The advanced pipeline:
@@ -69,6 +70,7 @@ class Recipe:
     strict: bool | None = None  # fail where something has no gradient, instead of going on without it
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", written(self.overrides))
         if not self.bits:
             raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
         if self.seed < 0:
@@ -157,7 +159,7 @@ class Recipe:
                 raise RecipeError(f"--{OPTION_NAMES.get(name, name.replace('_', '-'))} {why}.", hint)
 
 
-MIXED = ("compression", "max_loss", "max_drop", "limits", "costs", "minimise", "pins")
+MIXED = ("compression", "max_loss", "max_drop", "limits", "costs", "minimise")
 ADVANCED = ("engine", "layer_optimizer", "training", "steps", "strict")
-OPTION_NAMES = {"limits": "limit", "costs": "cost", "pins": "pin"}
+OPTION_NAMES = {"limits": "limit", "costs": "cost"}
 RECIPE_FIELDS = frozenset(field.name for field in fields(Recipe))

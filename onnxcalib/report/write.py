@@ -19,7 +19,7 @@ from onnxcalib.errors import OutputError
 from onnxcalib.files import check_outputs, check_writable, replacing
 from onnxcalib.model.equalize import equalized_as
 from onnxcalib.model.files import model_outputs
-from onnxcalib.model.io import constant_bytes, load, write_model
+from onnxcalib.model.io import load, write_model
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.quantized import read_quantized
 from onnxcalib.model.read import read_prepared
@@ -107,7 +107,7 @@ def _gather(
     listed, file = find_layers(prepared), read_quantized(result.model)
     diagnosis = diagnose(prepared, listed.layers, file, mixed, progress)
     rows = layer_rows(file, listed, diagnosis)
-    with_advice(rows, result.recipe, constant_bytes(result.model) / max(constant_bytes(prepared.proto), 1))
+    with_advice(rows, result.recipe)
     worst = [listed[row["layer"]] for row in worst_rows(rows, SHOWN_WORST)]
     return {
         "format": collect.FORMAT,

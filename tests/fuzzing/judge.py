@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from models import session_of
 
 from fuzzing.graphs import Arrays, Case, random_graph
+from models import session_of
 from onnxcalib.api import OnnxcalibError, Pipeline, Precision, RangeMethod, Recipe, quantize
 from onnxcalib.model.read import read_prepared
 from onnxcalib.targets import find_target

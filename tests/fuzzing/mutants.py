@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from models import BUILDERS, feed_for, session_of, two_gemms
 from numpy.random import Generator
 
 from fuzzing.graphs import Case, random_graph
 from fuzzing.judge import BrokenPromiseError, Verdict, float_outputs, run_whole
 from fuzzing.mutations import damaged_bytes, damaged_model, damaged_text
+from models import BUILDERS, feed_for, session_of, two_gemms
 from onnxcalib.api import OnnxcalibError, Pipeline, Precision, RangeMethod, Recipe, inspect, quantize, read_settings
 from onnxcalib.cache.show import show
 from onnxcalib.mixed_precision.table_files import load, with_costs
