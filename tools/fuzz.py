@@ -1,8 +1,8 @@
 """Quantizes thousands of random graphs and reads thousands of damaged files; nothing may end in a traceback.
 
-    python tools/fuzz.py graphs --count 5000
-    python tools/fuzz.py mutants --count 20000
-    python tools/fuzz.py replay graphs 4711
+python tools/fuzz.py graphs --count 5000
+python tools/fuzz.py mutants --count 20000
+python tools/fuzz.py replay graphs 4711
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _arguments() -> Any:
         part.add_argument("--count", type=int, default=1000)
         part.add_argument("--seed", type=int, default=0, help="the first seed")
         part.add_argument("--jobs", type=int, default=2, help="processes")
-        part.add_argument("--log", type=Path, default=Path(f"fuzz-{name}.jsonl"), help="answers; what is in it is not done again")
+        part.add_argument(
+            "--log", type=Path, default=Path(f"fuzz-{name}.jsonl"), help="answers; what is in it is not done again"
+        )
     part = parts.add_parser("replay")
     part.add_argument("kind", choices=("graphs", "mutants"))
     part.add_argument("seed", type=int)
@@ -90,10 +92,15 @@ class Tally:
         spent = time.monotonic() - self.began
         lines = [f"\n{self.fresh} {self.kind} in {spent:.0f} s ({60 * self.fresh / max(spent, 1e-9):.0f} a minute)"]
         lines += [f"{count} {outcome}" for outcome, count in self.outcomes.most_common()]
-        lines += [f"slowest {self.slowest[0]:.1f} s (seed {self.slowest[1]}), most memory {self.largest[0] / 2**20:.0f} MB"]
+        lines += [
+            f"slowest {self.slowest[0]:.1f} s (seed {self.slowest[1]}), most memory {self.largest[0] / 2**20:.0f} MB"
+        ]
         if self.distances:
             ordered = sorted(self.distances)
-            lines.append("worst outputs, dB: " + " ".join(f"{ordered[int(p * (len(ordered) - 1))]:.1f}" for p in (0, 0.01, 0.1, 0.5)))
+            lines.append(
+                "worst outputs, dB: "
+                + " ".join(f"{ordered[int(p * (len(ordered) - 1))]:.1f}" for p in (0, 0.01, 0.1, 0.5))
+            )
         lines += [f"refused {count} times: {reason}" for reason, count in self.refusals.most_common(25)]
         for where, found in sorted(self.failures.items(), key=lambda item: -len(item[1])):
             seeds = " ".join(str(seed) for seed, _ in found[:8])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from onnxcalib.numerics.quant_params import QuantParams, QuantScheme, make_qpara
 from onnxcalib.numerics.range_estimators import ESTIMATORS, blockwise_qparams, weight_qparams
 from onnxcalib.plan import Candidates, LayerParams
 from onnxcalib.recipe import MAX_BITS, Precision, RangeMethod
+from onnxcalib.recipe.overrides import Override
 from onnxcalib.targets import Target
 
 # An int32 bias saturates beyond this many steps; half of int32 leaves room for the products added to it.
@@ -52,6 +53,7 @@ class Rounding:
     points: InsertionPoints
     statistics: Statistics
     target: Target
+    overrides: Mapping[str, Override] = field(default_factory=dict)  # by layer
     _activations: dict[tuple[str, int, RangeMethod], QuantParams] = field(default_factory=dict)
     _weights: dict[tuple[str, QuantScheme, int | None, int | None, RangeMethod], _Rounded] = field(default_factory=dict)
 
@@ -85,7 +87,8 @@ class Rounding:
 
     def _activation(self, tensor: QuantizedTensor, bits: int, ranges: Ranges) -> QuantParams:
         """The grid of a tensor, or of the one whose grid it keeps."""
-        method = RangeMethod.MINMAX if tensor.is_output else ranges.activations[bits]
+        own = [it.ranges for layer in tensor.layers if (it := self.overrides.get(layer)) is not None and it.ranges]
+        method = own[-1] if own else RangeMethod.MINMAX if tensor.is_output else ranges.activations[bits]
         key = (tensor.name, bits, method)
         if key not in self._activations:
             stats = self.statistics.tensors[tensor.same_qparams_as or tensor.name]
@@ -97,7 +100,7 @@ class Rounding:
     def _layer(self, layer: Layer, bits: int, activation: QuantParams | None, ranges: Ranges) -> LayerParams:
         """A layer's quantized values at a precision."""
         weight, bias = self.values[layer.weight], self.values[layer.bias] if layer.bias else None
-        axis = layer.channel_axis if self.target.has_channels(layer.op) and layer.per_channel else None
+        axis = layer.channel_axis if self._has_channels(layer) else None
         found = self._weight(layer, bits, axis, ranges)
         if bias is not None and activation is not None:
             least = least_scale(layer, self.target, bias, activation, per_channel=axis is not None)
@@ -106,17 +109,25 @@ class Rounding:
                 found = _Rounded(qparams, quantize(weight, qparams))
         return LayerParams(found.quantized, found.qparams, None if bias is None else bias.astype(np.float32), weight)
 
+    def _has_channels(self, layer: Layer) -> bool:
+        own = self.overrides.get(layer.name, Override())
+        return self.target.has_channels(layer.op) and layer.per_channel and own.per_channel is not False
+
     def _weight(self, layer: Layer, bits: int, axis: int | None, ranges: Ranges) -> _Rounded:
         """A weight on its own grid; layers may share it."""
+        own = self.overrides.get(layer.name, Override())
         scheme, block = self.target.weight_scheme(bits), ranges.block if layer.has_sums else None
+        if own.symmetric is not None:
+            scheme = replace(scheme, symmetric=own.symmetric)
         along = axis if block is None else 1 - layer.channel_axis
-        key = (layer.weight, scheme, along, block, ranges.weights)
+        method = own.ranges or ranges.weights
+        key = (layer.weight, scheme, along, block, method)
         if key not in self._weights:
             weight = self.values[layer.weight]
             if block is not None:
-                qparams = blockwise_qparams(weight, scheme, 1 - layer.channel_axis, block, ranges.weights)
+                qparams = blockwise_qparams(weight, scheme, 1 - layer.channel_axis, block, method)
             else:
-                qparams = weight_qparams(weight, scheme, axis, ranges.weights)
+                qparams = weight_qparams(weight, scheme, axis, method)
             self._weights[key] = _Rounded(qparams, quantize(weight, qparams))
         return self._weights[key]
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onnxcalib.data import Dataset, Feed, Preprocess, open_data
+from onnxcalib.data import Dataset, Feed, Preprocess, are_classes, open_data
+from onnxcalib.data.spec import Labels
 from onnxcalib.errors import DataError
 from onnxcalib.model.io import file_bytes, load
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.numerics.losses import ModelLoss, OutputKind, sqnr_db
+from onnxcalib.numerics.metric import Metric, MetricFunction
 from onnxcalib.progress import Progress, silent
+from onnxcalib.recipe.metrics import find_metric
 from onnxcalib.runtime.session import Session, Tensors, samples_in
 
 BATCH = 50
@@ -37,6 +40,7 @@ class Evaluation:
     bytes: int
     latency_ratio: float | None
     latency_ms: float
+    metric: float | None = None  # the user's own, higher is better
 
 
 def evaluate(
@@ -44,29 +48,35 @@ def evaluate(
     data: Any,
     reference: str | Path | None = None,
     *,
+    metric: str | MetricFunction | None = None,
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
 ) -> list[Evaluation]:
-    """Measures model files on labelled or unlabelled data, against a float reference if there is one."""
+    """Measures model files on labelled or unlabelled data, against a float reference if there is one.
+
+    A metric is one of `METRICS`, 'module:function', or a function of all outputs and all labels.
+    """
     paths = [Path(path) for path in models]
     specs = [input_specs(load(path)) for path in paths]
     # A target may fix the batch; a file with a free one takes the same batches.
     fixed = [each for each in specs if all(spec.shape[:1] not in ((), (None,)) for spec in each)]
     opened = open_data(data, (fixed or specs)[0], preprocess)
-    return evaluate_files(paths, opened, Path(reference) if reference is not None else None, progress)
+    own = find_metric(metric) if metric is not None else None
+    return evaluate_files(paths, opened, Path(reference) if reference is not None else None, progress, own)
 
 
 def evaluate_files(
-    paths: Sequence[Path], data: Dataset, reference: Path | None, progress: Progress
+    paths: Sequence[Path], data: Dataset, reference: Path | None, progress: Progress, metric: Metric | None = None
 ) -> list[Evaluation]:
     """Runs every model on the same batches; figures against a reference need one."""
+    _check_labels(data, metric)
     protos = [load(path) for path in paths]
     float_proto = load(reference) if reference is not None else None
     kinds = find_output_kinds(float_proto if float_proto is not None else protos[0])
     _same_inputs(paths, [tuple(spec.name for spec in input_specs(proto)) for proto in protos])
     sessions = [Session(proto, str(path)) for proto, path in zip(protos, paths, strict=True)]
     teacher = Session(float_proto, str(reference)) if float_proto is not None else None
-    scores = [_Score(kinds, ModelLoss(kinds)) for _ in paths]
+    scores = [_Score(kinds, ModelLoss(kinds), metric) for _ in paths]
     done = 0
     for feed in data.batches(BATCH):
         samples = samples_in(feed, data)
@@ -93,6 +103,13 @@ def _same_inputs(paths: Sequence[Path], inputs: Sequence[tuple[str, ...]]) -> No
             )
 
 
+def _check_labels(data: Dataset, metric: Metric | None) -> None:
+    if metric is not None and data.labels is None:
+        raise DataError(f"the metric {metric.name} needs labels.", f"Add an array 'labels' to {data.source}.")
+    if metric is None and data.labels is not None and not are_classes(data.labels):
+        raise DataError(f"the labels of {data.source} are no class indices.", "Say by --metric what they are for.")
+
+
 def _latencies(sessions: Sequence[Session], feed: Feed) -> list[float]:
     """Best times at batch 1; the models take turns, so that a busy moment hits them all."""
     best = [math.inf] * len(sessions)
@@ -108,6 +125,8 @@ def _latencies(sessions: Sequence[Session], feed: Feed) -> list[float]:
 class _Score:
     kinds: dict[str, OutputKind]
     loss: ModelLoss
+    metric: Metric | None = None
+    parts: list[Any] = field(default_factory=list)  # of the metric
     right: int = 0
     judged: int = 0
     agreed: int = 0
@@ -115,11 +134,11 @@ class _Score:
     signal: float = 0.0
     noise: float = 0.0
 
-    def update(
-        self, outputs: Tensors, expected: Tensors | None, labels: np.ndarray[tuple[int], np.dtype[np.int64]] | None
-    ) -> None:
+    def update(self, outputs: Tensors, expected: Tensors | None, labels: Labels | None) -> None:
+        if self.metric is not None and labels is not None:
+            self.parts.append(self.metric.take(outputs, labels))
         classes = next((name for name, output_kind in self.kinds.items() if output_kind is not OutputKind.VALUES), None)
-        if classes is not None and labels is not None and outputs[classes].ndim == 2:
+        if classes is not None and labels is not None and are_classes(labels) and outputs[classes].ndim == 2:
             self.right += int((outputs[classes].argmax(axis=-1) == labels).sum())
             self.judged += len(labels)
         if expected is None:
@@ -145,4 +164,5 @@ class _Score:
             bytes=file_bytes(path),
             latency_ratio=spent / base if base is not None else None,
             latency_ms=1000 * spent,
+            metric=self.metric.total(self.parts) if self.metric is not None else None,
         )

@@ -52,10 +52,10 @@ def worst_rows(rows: Sequence[ReportData], count: int = WORST) -> list[ReportDat
     return sorted(hurting, key=lambda row: -row["loss_share"])[:count]
 
 
-def with_advice(rows: Sequence[ReportData], recipe: Recipe, size: float) -> None:
+def with_advice(rows: Sequence[ReportData], recipe: Recipe) -> None:
     """Adds to the worst rows what to type about them."""
     for row in worst_rows(rows):
-        row["advice"] = advice(row, recipe, size)
+        row["advice"] = advice(row, recipe)
 
 
 def finite(value: Any) -> Any:

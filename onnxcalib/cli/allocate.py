@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from onnxcalib.cli.options import FILE, console, with_options, with_runtime
-from onnxcalib.cli.recipes import MIXED, recipe_from
+from onnxcalib.cli.recipes import MIXED, OVERRIDES, recipe_from
 from onnxcalib.cli.tables import allocation_line, allocation_table
+from onnxcalib.errors import RecipeError
 from onnxcalib.files import check_outputs, replacing
 from onnxcalib.mixed_precision.assignment import METHODS, solve
 from onnxcalib.mixed_precision.request import Request, add_cost_tables
 from onnxcalib.mixed_precision.table_files import load
 from onnxcalib.pipeline.inputs import files_read
 from onnxcalib.recipe import MIN_BITS, Pipeline, Precision, parse_pair
+from onnxcalib.recipe.overrides import expanded
 
 
 @click.command()
 @click.argument("table", type=FILE)
-@with_options(MIXED)
+@with_options(MIXED, OVERRIDES)
 @click.option("--edge-bits", type=int, help="Bits of the first and the last layer.")
 @click.option("--method", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to solve.")
 @click.option("-o", "--output", type=FILE, help="Write the assignment as JSON.")
@@ -31,7 +34,7 @@ def allocate(table: Path, method: str, output: Path | None, **options: Any) -> N
 
     \b
     onnxcalib allocate table.csv --compression 0.18
-    onnxcalib allocate table.csv --max-loss 0.05 --pin '*fc*=w8a8'
+    onnxcalib allocate table.csv --max-loss 0.05 --override '*fc*=w8a8'
     """
     if output is not None:
         costs = [parse_pair("cost", text)[1] for text in options["costs"]]
@@ -39,6 +42,9 @@ def allocate(table: Path, method: str, output: Path | None, **options: Any) -> N
     loaded = load(table)
     # The table says what each layer may take; the recipe's own list of bits decides nothing here.
     recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=(Precision(MIN_BITS, MIN_BITS), loaded.base))
+    if recipe.max_drop is not None:
+        raise RecipeError("--max-drop has no effect on a table: it is measured.", "Give it to onnxcalib quantize.")
+    recipe = replace(recipe, overrides=expanded(recipe.overrides, {row.layer: "" for row in loaded.layers}))
     costed = add_cost_tables(loaded, recipe)
     found = solve(costed, Request.of(costed, recipe), method)
     if output is not None:

@@ -23,7 +23,8 @@ def _option(key: str, *names: str, **more: Any) -> Option:
     kind, said = KEYS[key].kind, KEYS[key].help
     if key in WORDS:
         more["shell_complete"] = lambda _context, _option, start: [str(w) for w in WORDS[key] if w.startswith(start)]
-    return click.option(*names or (flag(key),), type=TYPES.get(kind), multiple=kind is Kind.WORDS, help=said, **more)
+    more["multiple"] = kind in (Kind.WORDS, Kind.TABLE)
+    return click.option(*names or (flag(key),), type=TYPES.get(kind), help=said, **more)
 
 
 def _recipes(_context: click.Context, _option: click.Parameter, start: str) -> list[CompletionItem]:
@@ -31,19 +32,21 @@ def _recipes(_context: click.Context, _option: click.Parameter, start: str) -> l
     return [*presets, CompletionItem(start, type="file")]
 
 
+OVERRIDES = (_option("overrides", "--override", "--pin", "overrides", metavar="PATTERN=VALUE"),)
 QUANTIZER = (
     *map(_option, ("bits", "edge_bits", "block_size", "target", "ranges")),
     _option("include", metavar="GLOB"),
     _option("exclude", metavar="GLOB"),
-    *map(_option, ("on_broken", "seed", "loss")),
+    *OVERRIDES,
+    *map(_option, ("on_broken", "seed", "loss", "metric")),
 )
 MIXED = (
+    _option("max_drop", metavar="DROP"),
     _option("compression", metavar="RATIO"),
     _option("max_loss", metavar="LOSS"),
     _option("limits", "--limit", "limits", metavar="COST=VALUE"),
     _option("costs", "--cost", "costs", metavar="NAME=CSV"),
     _option("minimise", metavar="COST"),
-    _option("pins", "--pin", "pins", metavar="GLOB=BITS"),
 )
 PIPELINE = (
     *map(_option, ("pipeline", "bn_reference")),

@@ -10,11 +10,25 @@ from rich.table import Table
 from onnxcalib.cache.show import show as read
 from onnxcalib.cli.options import FILE, console
 from onnxcalib.pipeline.stages import STAGES
+from onnxcalib.report.comparison import write_comparison
 
 
 @click.group()
 def runs() -> None:
-    """Look into run directories."""
+    """Look into run directories, and compare finished runs."""
+
+
+@runs.command()
+@click.argument("reports", nargs=-1, required=True, type=FILE)
+@click.option("-o", "--output", required=True, type=FILE, help="The page to write: FILE.html.")
+def compare(reports: tuple[Path, ...], output: Path) -> None:
+    """Write one page that compares the runs of REPORTS, which --report wrote.
+
+    \b
+    onnxcalib runs compare w4a8.html mixed.html -o runs.html
+    """
+    write_comparison(reports, output)
+    console().print(f"{len(reports)} runs: {output}", markup=False)
 
 
 @runs.command()

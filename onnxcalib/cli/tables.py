@@ -19,7 +19,7 @@ from onnxcalib.mixed_precision.curve import Point
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.equalize import exponents_of
 from onnxcalib.model.layers import Layer, LayerList
-from onnxcalib.pipeline.result import Result
+from onnxcalib.pipeline.result import AccuracyBudget, Result
 from onnxcalib.plan import QuantPlan
 
 
@@ -41,15 +41,17 @@ def float_table(layers: LayerList) -> Table:
     return table
 
 
-def evaluation_table(rows: Sequence[Evaluation]) -> Table:
+def evaluation_table(rows: Sequence[Evaluation], metric: str | None = None) -> Table:
     """One row a model."""
-    right = ("n", "top-1 %", "agree %", "SQNR dB", "distillation", "bytes", "latency/ref", "ms")
+    own = [metric] if metric is not None else []
+    right = ("n", *own, "top-1 %", "agree %", "SQNR dB", "distillation", "bytes", "latency/ref", "ms")
     table = _table(("model",), right=right)
     for row in rows:
         quality = (_number(row.top1, 2), _number(row.agreement, 2), _number(row.sqnr_db, 1))
         speed = (_number(row.latency_ratio, 2), _number(row.latency_ms, 2))
         loss = _number(row.distillation_loss, 5)
-        table.add_row(row.model, str(row.samples), *quality, loss, f"{row.bytes:,}", *speed)
+        own = [_number(row.metric, 4)] if metric is not None else []
+        table.add_row(row.model, str(row.samples), *own, *quality, loss, f"{row.bytes:,}", *speed)
     return table
 
 
@@ -73,6 +75,8 @@ def stage_summary(result: Result) -> list[str]:
         lines.append(f"equalization: {len(scaled)} layers before depthwise ones")
     if result.assigned is not None:
         lines += _assignment(result.assigned)
+    if result.budget is not None:
+        lines.append(_kept(result.budget))
     if result.tuned is not None:
         kept = f", kept after {result.tuned.rounds} rounds" if result.tuned.rounds else ""
         lines.append(f"batch-norm tuning: {_fall(result.tuned)}{kept}")
@@ -105,6 +109,16 @@ def _assignment(assigned: Assigned) -> list[str]:
         return [program, f"taken: the integer program's optimum, {least}{beside}"]
     own = f"estimated {assigned.estimated_loss:.6g}, measured {assigned.measured_loss:.6g}"
     return [program, f"taken: {taken.method}, {least}{beside}; {own}"]
+
+
+def _kept(budget: AccuracyBudget) -> str:
+    """What was promised, what was measured, and how much chance there is in it."""
+    drop, looks = budget.proof, "" if budget.looks == 1 else f", at the {budget.looks}. look"
+    return (
+        f"accuracy budget: {budget.metric} {drop.before:.4g} to {drop.after:.4g}, a drop of {drop.value:.4g} for the "
+        f"{budget.most:g} allowed, on {drop.samples} samples held out{looks}; {len(budget.sizes)} sizes tried; "
+        f"other samples lose more than {budget.most:g} with a chance of {100 * drop.chance_above(budget.most):.0f} %"
+    )
 
 
 def _fall(found: Tuned | Trained | NetworkTuned) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxcalib.data.check import are_classes
 from onnxcalib.data.mixup import MixedPairs, can_be_mixed
 from onnxcalib.data.opening import data_files, open_data
 from onnxcalib.data.preprocess import Preprocess
@@ -14,6 +15,7 @@ __all__ = [
     "InputSpec",
     "MixedPairs",
     "Preprocess",
+    "are_classes",
     "can_be_mixed",
     "data_files",
     "first",

@@ -54,24 +54,33 @@ def check_counts(counts: Mapping[str, int], where: str, hint: str) -> int:
     return next(iter(counts.values()))
 
 
-_LABELS = "Labels are one class index, 0 or higher, for every sample."
+_LABELS = "Labels are one class index, 0 or higher, for every sample, or numbers that a metric takes."
 
 
 def check_label_header(shape: tuple[int, ...], dtype: np.dtype[Any], count: int, where: str) -> None:
-    """One integer a sample, which an array tells before it is read."""
-    if dtype.kind not in "iu":
-        raise DataError(f"{where} is {dtype}, but labels are integers.", _LABELS)
-    if shape != (count,):
+    """Numbers, samples first, which an array tells before it is read."""
+    if dtype.kind not in "biuf":
+        raise DataError(f"{where} is {dtype}, but labels are numbers.", _LABELS)
+    if shape[:1] != (count,):
         raise DataError(f"{where} has shape {show(shape)}, but there are {count} samples.", _LABELS)
 
 
 def check_labels(labels: Array, count: int, where: str) -> Labels:
-    """One class index a sample, as int64."""
+    """One class index a sample, as int64, or what a metric of the user's takes."""
     check_label_header(labels.shape, labels.dtype, count, where)
-    if count and labels.min() < 0:
+    if labels.dtype.kind in "iu" and labels.size == count:
+        labels = labels.reshape(count)  # a class has no axis of its own
+    if labels.dtype.kind == "f":
+        return check_finite(np.array(labels), lambda sample: f"{where}, sample {sample},")
+    if are_classes(labels) and count and labels.min() < 0:
         sample = int(np.argmax(labels < 0))
         raise DataError(f"{where} holds {labels[sample]} for sample {sample}, but labels are not negative.", _LABELS)
     return np.array(labels, dtype=np.int64)
+
+
+def are_classes(labels: Labels) -> bool:
+    """Whether the labels are class indices."""
+    return labels.ndim == 1 and labels.dtype.kind in "iu"
 
 
 def check_finite(array: Array, where: Callable[[int], str]) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
-Labels: TypeAlias = NDArray[np.int64]
+Labels: TypeAlias = NDArray[Any]  # samples first; class indices are int64 with no other axis
 Feed: TypeAlias = dict[str, Array]
 
 LABELS = "labels"  # the one array name that data may hold beside the model's inputs
@@ -36,7 +36,7 @@ class Dataset(Protocol):
 
     @property
     def labels(self) -> Labels | None:
-        """The class of every sample, or None when the data has none."""
+        """What is known of every sample, such as its class; None when the data has no labels."""
 
     @property
     def source(self) -> str:

@@ -8,11 +8,12 @@ from functools import cache, partial
 
 import onnx
 
-from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.algorithms.teacher import Loss, Teacher
 from onnxcalib.data import Dataset, MixedPairs, can_be_mixed, first
 from onnxcalib.mixed_precision.rerank import Score, most_measurements
 from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.losses import LossKind
+from onnxcalib.numerics.metric import Metric
 from onnxcalib.progress import Checkpoint, Progress
 from onnxcalib.recipe import Precision
 
@@ -24,7 +25,7 @@ Choices = Mapping[str, Precision]
 def scores(
     model: Model,
     data: Dataset,
-    kind: LossKind,
+    kind: Loss,
     assemble: Callable[[Choices], onnx.ModelProto],
     progress: Progress,
     checkpoint: Checkpoint,
@@ -45,8 +46,8 @@ def scores(
     return [partial(score, part, teacher) for part, teacher in enumerate(teachers)]
 
 
-def mixup_sets(data: Dataset, kind: LossKind) -> list[Dataset]:
+def mixup_sets(data: Dataset, kind: Loss) -> list[Dataset]:
     """The samples mixed in pairs, in several ways; as they are if they have no mixture, or if labels are compared."""
-    if kind is LossKind.CROSS_ENTROPY or not can_be_mixed(data):
+    if isinstance(kind, Metric) or kind is LossKind.CROSS_ENTROPY or not can_be_mixed(data):
         return [data]
     return [MixedPairs(data, places) for places in PLACES]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxcalib.algorithms.rounding import CandidatePrecisions
@@ -15,6 +14,7 @@ from onnxcalib.mixed_precision.table_files import with_costs
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.recipe import FLOAT_BITS, Precision, Recipe, parse_pair
+from onnxcalib.recipe.overrides import Override, by_layer, expanded, parse_override
 from onnxcalib.targets import Target
 from onnxcalib.targets.target import BLOCK_OPSET, Blocks, widths
 
@@ -35,6 +35,24 @@ class Request:
         return cls(tuple(_limits(table, recipe)), overrides, recipe.max_loss, recipe.get("minimise"))
 
 
+def naming_layers(recipe: Recipe, layers: Sequence[Layer]) -> Recipe:
+    """The recipe with overrides that name these layers; one that matches none of them is an error."""
+    return replace(recipe, overrides=expanded(recipe.overrides, {layer.name: layer.op for layer in layers}))
+
+
+def check_overrides(overrides: Mapping[str, Override], layers: Sequence[Layer], target: Target) -> None:
+    """Raise a RecipeError for a form of weights that the target does not take."""
+    for layer in layers:
+        own = overrides.get(layer.name, Override())
+        lacks = ""
+        if own.per_channel and not (target.has_channels(layer.op) and layer.per_channel):
+            lacks = f"one scale a channel in such a {layer.op}"
+        if own.symmetric is False and target.symmetric_weights:
+            lacks = "asymmetric weights"
+        if lacks:
+            raise RecipeError(f"--override of '{layer.name}': target {target.name} has no {lacks}.", "Leave that out.")
+
+
 def edge_precisions(names: Sequence[str], recipe: Recipe, precision: Precision) -> dict[str, Precision]:
     """What the first and the last layer get beside layers of a precision, where edge bits are given."""
     if recipe.edge_bits is None:
@@ -46,6 +64,7 @@ def uniform_precisions(layers: Sequence[Layer], points: InsertionPoints, recipe:
     """Every layer at the one precision, but for the edges; who reads one tensor gets the most bits of its readers."""
     names = [layer.name for layer in layers]
     chosen = dict.fromkeys(names, recipe.bits[0]) | edge_precisions(names, recipe, recipe.bits[0])
+    chosen |= _precisions(names, recipe)
     shared = dict(chosen)
     for tensor in points.tensors.values():
         bits = max((chosen[name].activation for name in tensor.layers), default=0)
@@ -54,16 +73,18 @@ def uniform_precisions(layers: Sequence[Layer], points: InsertionPoints, recipe:
 
 
 def candidate_precisions(layers: Sequence[Layer], recipe: Recipe) -> CandidatePrecisions:
-    """What each layer may get; the edges may also get the edge bits, and who shares their input may follow."""
+    """What each layer may get; the edges and overrides may also get theirs, and who shares their input may follow."""
     candidates = {layer.name: set(recipe.bits) for layer in layers}
-    edges = edge_precisions(list(candidates), recipe, recipe.base)
-    tensors = {layer.input for layer in layers if layer.name in edges}
+    names = list(candidates)
+    fixed = edge_precisions(names, recipe, recipe.base) | _precisions(names, recipe)
+    activations: dict[str, set[int]] = {}  # by tensor: bits that a layer with a precision of its own reads it at
     for layer in layers:
-        if layer.name in edges:
-            candidates[layer.name].add(edges[layer.name])
-        elif layer.input in tensors and not recipe.weight_only:
-            (edge,) = set(edges.values())
-            candidates[layer.name] |= {Precision(it.weight, edge.activation) for it in recipe.bits}
+        if layer.name in fixed:
+            candidates[layer.name].add(fixed[layer.name])
+            activations.setdefault(layer.input, set()).add(fixed[layer.name].activation)
+    for layer in layers:
+        others = activations.get(layer.input, set()) if layer.name not in fixed and not recipe.weight_only else set()
+        candidates[layer.name] |= {Precision(it.weight, bits) for it in recipe.bits for bits in others}
     return {name: tuple(sorted(each)) for name, each in candidates.items()}
 
 
@@ -80,14 +101,15 @@ def check_bits(recipe: Recipe, target: Target) -> tuple[Precision, ...]:
     if recipe.weight_only:
         _check_weight_only(recipe, target)
     edges = () if recipe.edge_bits is None else (recipe.base.edge(recipe.edge_bits),)
-    asked = (*recipe.bits, *edges)
+    fixed = [override.precision for _, override in map(parse_override, recipe.overrides)]
+    asked = (*recipe.bits, *edges, *(precision for precision in fixed if precision is not None))
     for precision in asked:
         for what, bits, allowed in (
             ("weight", precision.weight, target.weight_bits),
             ("activation", precision.activation, (*target.activation_bits, FLOAT_BITS)),
         ):
             if bits not in allowed:
-                option = "--edge-bits" if precision in edges and precision not in recipe.bits else "--bits"
+                option = "--bits" if precision in recipe.bits else "--edge-bits" if precision in edges else "--override"
                 raise RecipeError(
                     f"target {target.name} does not allow {bits} {what} bits ({option} {precision}).",
                     f"It allows {widths(target.weight_bits)} bits for weights and {widths(target.activation_bits)} "
@@ -128,13 +150,13 @@ def _limits(table: SensitivityTable, recipe: Recipe) -> list[Limit]:
 def _overrides(names: Sequence[str], recipe: Recipe) -> dict[str, Precision]:
     """The precision of every layer that is fixed: the edges', then those that patterns name."""
     fixed = edge_precisions(names, recipe, recipe.base)
-    for text in recipe.pins:
-        pattern, precision = parse_pair("pin", text)
-        matched = fnmatch.filter(names, pattern)
-        if not matched:
-            raise RecipeError(f"--pin '{pattern}' matches no layer.", near(pattern, names))
-        fixed |= dict.fromkeys(matched, Precision.parse(precision))
-    return fixed
+    return fixed | _precisions(names, recipe)
+
+
+def _precisions(names: Sequence[str], recipe: Recipe) -> dict[str, Precision]:
+    """The precisions that overrides name."""
+    found = by_layer(recipe.overrides, names)
+    return {name: override.precision for name, override in found.items() if override.precision is not None}
 
 
 def _check_weight_only(recipe: Recipe, target: Target) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from onnxcalib.algorithms.teacher import check_loss
+from onnxcalib.algorithms.teacher import Loss, check_loss, new_loss
 from onnxcalib.data import Dataset
 from onnxcalib.mixed_precision.costs import Problem, unmeasured
 from onnxcalib.mixed_precision.table import SensitivityTable
@@ -20,7 +20,8 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_plain, write_qdq
 from onnxcalib.model.shapes import typed
 from onnxcalib.model.subgraph import after, layer_model, with_outputs
-from onnxcalib.numerics.losses import TEMPERATURE, LossKind, ModelLoss
+from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss
+from onnxcalib.numerics.metric import Metric, MetricLoss
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.plan import QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
@@ -41,7 +42,7 @@ class Measured:
 
 
 def measure(
-    problem: Problem, data: Dataset, loss: LossKind, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT
+    problem: Problem, data: Dataset, loss: Loss, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT
 ) -> Measured:
     """Streams over the data: the base model once a batch, then for each choice one layer and what comes after it."""
     check_loss(loss, find_output_kinds(problem.model.proto), problem.model, data)
@@ -73,7 +74,7 @@ class _Probe:
     """One layer: its sessions at every choice, and the one for what comes after it."""
 
     def __init__(
-        self, problem: Problem, layer: Layer, base: onnx.ModelProto, loss: Callable[[float], ModelLoss]
+        self, problem: Problem, layer: Layer, base: onnx.ModelProto, loss: Callable[[float], ModelLoss | MetricLoss]
     ) -> None:
         self.layer = layer
         alone = layer_model(problem.model, layer)
@@ -97,7 +98,7 @@ class _Probe:
 
 
 class _Probes:
-    def __init__(self, problem: Problem, loss: LossKind) -> None:
+    def __init__(self, problem: Problem, loss: Loss) -> None:
         self.problem, self.loss = problem, loss
         self.kinds = find_output_kinds(problem.model.proto)
         plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
@@ -112,8 +113,8 @@ class _Probes:
         self.base_loss, self.base_softened = self._new_loss(1.0), self._new_loss(TEMPERATURE)
         self.elements: dict[str, float] = {}
 
-    def _new_loss(self, temperature: float) -> ModelLoss:
-        return ModelLoss(self.kinds, self.loss, temperature)
+    def _new_loss(self, temperature: float) -> ModelLoss | MetricLoss:
+        return new_loss(self.kinds, self.loss, temperature)
 
     def update(self, feed: Tensors, reference: Tensors, labels: Array | None, samples: int) -> None:
         outputs = self.base.run(feed)
@@ -134,7 +135,7 @@ class _Probes:
         for loss, sums in zip(self._losses(), state["sums"], strict=True):
             loss.restore(sums)
 
-    def _losses(self) -> Iterator[ModelLoss]:
+    def _losses(self) -> Iterator[ModelLoss | MetricLoss]:
         yield from (self.base_loss, self.base_softened)
         for probe in self.probes:
             yield from (*probe.losses.values(), *probe.softened.values())
@@ -142,11 +143,12 @@ class _Probes:
     def table(self, samples: int) -> SensitivityTable:
         table = unmeasured(self.problem, self.elements)
         increases = self._increases()
+        name = self.loss.name if isinstance(self.loss, Metric) else self.loss.value
         rows = tuple(
             replace(row, losses={choice: increases.get((row.layer, choice), 0.0) for choice in row.losses})
             for row in table.layers
         )
-        return replace(table, loss=self.loss.value, base_loss=self.base_loss.value, samples=samples, layers=rows)
+        return replace(table, loss=name, base_loss=self.base_loss.value, samples=samples, layers=rows)
 
     def _increases(self) -> dict[tuple[str, Precision], float]:
         """The increases of the softened loss, scaled to add up to those of the loss itself."""

@@ -101,7 +101,9 @@ def input_specs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
         if value.name not in stored:
             tensor = value.type.tensor_type
             if not tensor.elem_type:
-                raise ModelError(f"the input '{value.name}' is no tensor of a known type.", "Export the model with typed inputs.")
+                raise ModelError(
+                    f"the input '{value.name}' is no tensor of a known type.", "Export the model with typed inputs."
+                )
             shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
             specs.append(InputSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type), shape))
     return tuple(specs)

@@ -51,6 +51,7 @@ class LossKind(enum.StrEnum):
     DISTILLATION = "distillation"
     CROSS_ENTROPY = "cross-entropy"
     MSE = "mse"
+    METRIC = "metric"
 
 
 class ModelLoss:

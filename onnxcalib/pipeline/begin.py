@@ -54,7 +54,7 @@ def _told(started: Start) -> dict[str, Any]:
         "data": job.data.source,
         "samples": len(job.data),
         "target": job.target.name,
-        "recipe": write_recipe(job.recipe),
+        "recipe": write_recipe(started.asked),
         "layers": [layer.name for each in started.jobs for layer in each.layers],
     }
 
@@ -62,7 +62,9 @@ def _told(started: Start) -> dict[str, Any]:
 def _origin(job: Job, digests: Callable[[], dict[str, str]]) -> str:
     """Names all that every stage of a job starts from; the seed names the order of the data."""
     captured = None if job.branch is None else data_digest(job.data)
-    return digest(digests(), captured, job.recipe.seed, software())
+    # Another function of the same name is another metric, and samples that prove are held out of all else.
+    judged = None if job.metric is None else (job.metric.source, job.proof is not None)
+    return digest(digests(), captured, job.recipe.seed, software(), judged)
 
 
 def _digests(job: Job, data: Callable[[], str]) -> dict[str, str]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from onnxcalib.algorithms.reconstruction.layerwise import default_workers
+from onnxcalib.algorithms.teacher import Loss, check_loss
 from onnxcalib.cache.codec import digest
 from onnxcalib.cache.run_directory import RunDirectory
-from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
+from onnxcalib.data import Dataset, Preprocess, open_data, shuffled, split
 from onnxcalib.errors import ModelError, RecipeError
-from onnxcalib.mixed_precision.request import check_bits
+from onnxcalib.mixed_precision.request import check_bits, check_overrides, naming_layers
 from onnxcalib.model.branches import Branch
 from onnxcalib.model.layers import FloatNode, Layer, LayerList, choose
 from onnxcalib.model.placement import InsertionPoints, find_insertion_points
@@ -22,10 +23,14 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.read import Graph, graphs_of, merged, read_prepared
 from onnxcalib.model.shapes import input_specs
+from onnxcalib.numerics.losses import LossKind
+from onnxcalib.numerics.metric import Metric, MetricFunction
 from onnxcalib.pipeline.branch_data import BranchData
 from onnxcalib.plan import LeftFloat, QuantPlan
 from onnxcalib.progress import Listener, Progress, ignore, silent
 from onnxcalib.recipe import Recipe
+from onnxcalib.recipe.metrics import find_metric
+from onnxcalib.recipe.overrides import Override, by_layer
 from onnxcalib.targets import Target, find_target
 
 
@@ -56,6 +61,18 @@ class Job:
     branch: Branch | None = None  # the branch of an If that the graph is, None for the model itself
     workers: int = 1  # layers that are trained side by side
     run: Run = Run()  # where the values of stages are cached, and who hears of them
+    overrides: Mapping[str, Override] = field(default_factory=dict)  # by layer
+    metric: Metric | None = None  # what the user judges by, where the recipe asks for it
+    proof: Dataset | None = None  # labelled samples that no stage sees, to prove what was promised
+
+    @property
+    def loss(self) -> Loss:
+        """What tells a good model."""
+        kind: LossKind = self.recipe.get("loss")
+        if kind is not LossKind.METRIC:
+            return kind
+        assert self.metric is not None
+        return self.metric
 
     def write(self, plan: QuantPlan) -> onnx.ModelProto:
         """The quantized graph of a plan, as the target wants it."""
@@ -73,6 +90,7 @@ class Start:
     model: Model
     listed: LayerList
     jobs: tuple[Job, ...]
+    asked: Recipe  # as the user gave it; those of jobs name layers where that has patterns
     data: Dataset  # in the order in which it was given
 
 
@@ -83,8 +101,10 @@ def start(
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
     workers: int | None = None,
+    metric: MetricFunction | None = None,
 ) -> Start:
     """Reads the model and the data, and finds what there is to quantize."""
+    judge = _metric(recipe, metric)
     target = find_target(recipe.target)
     if recipe.weight_only:
         target = target.weight_only
@@ -94,28 +114,61 @@ def start(
     listed = merged(graphs)
     if recipe.weight_only:
         listed = _fit_for_weights_alone(listed, target)
-    chosen = _chosen(listed, recipe, prepared.source)
+    chosen, named = _chosen(listed, recipe, prepared.source)
     given = open_data(calibration, input_specs(prepared.proto), preprocess)
     # Samples are often sorted by class: any part of them should be like the whole.
-    data = shuffled(given, recipe.seed)
+    data, proof = shuffled(given, recipe.seed), None
+    if judge is not None:
+        check_loss(judge, {}, prepared, data)
+    if recipe.max_drop is not None:
+        data, proof = split(data, len(data) // 2)
     jobs = []
     for graph in graphs:
         layers = tuple(layer for layer in graph.listed.layers if layer.name in chosen)
         fed = _fed(prepared, graph, data) if layers else data
         if layers and len(fed):
-            points = find_insertion_points(graph.model, layers, target)
+            own = by_layer(named.overrides, [layer.name for layer in layers])
+            check_overrides(own, layers, target)
+            points = _points(graph.model, layers, target, own)
             many = workers or default_workers()
-            jobs.append(Job(graph.model, layers, points, target, fed, recipe, progress, graph.branch, many))
+            job = Job(graph.model, layers, points, target, fed, named, progress, graph.branch, many)
+            jobs.append(replace(job, overrides=own, metric=judge, proof=proof))
     if not jobs:
         raise ModelError(
             f"the calibration data never takes the branches of {prepared.source} that hold its layers.",
             "Give data that does.",
         )
-    return Start(prepared, _without_untaken(listed, chosen, jobs), tuple(jobs), given)
+    return Start(prepared, _without_untaken(listed, chosen, jobs), tuple(jobs), recipe, given)
 
 
-def _chosen(listed: LayerList, recipe: Recipe, source: str) -> set[str]:
-    """The layers to quantize, of which there must be some."""
+def _metric(recipe: Recipe, own: MetricFunction | None) -> Metric | None:
+    """What the user judges by; None where the recipe does not ask for it."""
+    if recipe.max_drop is None and recipe.loss is not LossKind.METRIC:
+        if own is not None:
+            raise RecipeError("a metric has no effect without --max-drop or --loss metric.", "Give one of them.")
+        return None
+    if own is not None and recipe.metric is not None:
+        raise RecipeError(f"there are two metrics: {recipe.metric}, and a function.", "Give one of them.")
+    return find_metric(own or recipe.get("metric"))
+
+
+def _points(
+    model: Model, layers: Sequence[Layer], target: Target, overrides: Mapping[str, Override]
+) -> InsertionPoints:
+    """Where quantizers go: not at what a layer reads whose weight alone is to be quantized."""
+    points = find_insertion_points(model, layers, target)
+    alone = {name for name, each in overrides.items() if each.precision is not None and each.precision.weight_only}
+    floats = {layer.input for layer in layers if layer.name in alone}
+    kept = {
+        name: tensor
+        for name, tensor in points.tensors.items()
+        if name not in floats and tensor.same_qparams_as not in floats
+    }
+    return InsertionPoints(kept)
+
+
+def _chosen(listed: LayerList, recipe: Recipe, source: str) -> tuple[set[str], Recipe]:
+    """The layers to quantize, of which there must be some, and the recipe with overrides that name layers."""
     if not listed.layers:
         kinds = sorted({f"{node.op} ({node.reason})" for node in listed.float_nodes})
         raise ModelError(
@@ -125,7 +178,12 @@ def _chosen(listed: LayerList, recipe: Recipe, source: str) -> set[str]:
     chosen = choose(listed, recipe.include, recipe.exclude)
     if recipe.block_size is not None and not any(layer.has_sums for layer in chosen):
         raise RecipeError(f"--block-size has no effect: {source} has no Gemm or MatMul to quantize.", "Leave it out.")
-    return {layer.name for layer in chosen}
+    named = naming_layers(recipe, chosen)
+    found = by_layer(named.overrides, [layer.name for layer in chosen])
+    kept = {layer.name for layer in chosen if layer.name not in found or not found[layer.name].is_float}
+    if not kept:
+        raise RecipeError("every layer is left float by --override.", "Leave some to be quantized.")
+    return kept, named
 
 
 def _fed(model: Model, graph: Graph, data: Dataset) -> Dataset:

@@ -19,8 +19,10 @@ from onnxcalib.model.branches import with_branch
 from onnxcalib.model.files import model_outputs
 from onnxcalib.model.left_float import with_left_float
 from onnxcalib.model.shapes import with_fixed_batch
+from onnxcalib.numerics.metric import MetricFunction
 from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.begin import running
+from onnxcalib.pipeline.budget import Tail, within_drop
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.job import Job, Start, left_float, start
 from onnxcalib.pipeline.result import Outcome, Result
@@ -33,7 +35,7 @@ from onnxcalib.recipe import MIXED, Pipeline, Recipe, Training
 DEFAULT = Recipe()
 
 
-def quantize(
+def quantize(  # noqa: PLR0913
     model: str | Path | onnx.ModelProto,
     calibration: Any,
     recipe: Recipe = DEFAULT,
@@ -43,18 +45,19 @@ def quantize(
     progress: Progress = silent,
     workers: int | None = None,
     run_dir: str | Path | None = None,
+    metric: MetricFunction | None = None,
 ) -> Result:
     """Quantizes a float model; the calibration data is a path, arrays by name, or feeds.
 
     Workers train layers side by side, one a core by default; their number does not change the result. A run directory
     keeps what is finished: an interrupted call, made again, goes on from there. A progress with a method `event` also
-    hears of events.
+    hears of events. A metric is a function of all outputs and all labels, for `max_drop` and the loss 'metric'.
     """
     folder = Path(run_dir) if run_dir is not None else None
     reads = (*models_read(model), *data_read(calibration), *recipe_read(recipe))
     outputs = {} if output is None else model_outputs("output", Path(output))
     check_outputs(outputs, reads, {} if folder is None else check_run_directory(folder))
-    started = start(model, calibration, recipe, preprocess, progress, workers)
+    started = start(model, calibration, recipe, preprocess, progress, workers, metric)
     with running(started, folder, listener_of(progress)) as begun:
         for job in begun.jobs:
             if len(recipe.bits) > 1 and job.branch is None:
@@ -106,7 +109,11 @@ def _plain(job: Job) -> Outcome:
 
 def _light(job: Job) -> Outcome:
     """Forward passes only: sensitivity, integer program, batch-norm tuning."""
-    job, found = _assembled(job)
+    return _assembled(job, _tuned)
+
+
+def _tuned(job: Job, found: Outcome) -> Outcome:
+    """What the light pipeline does with assigned bits."""
     tuned = stages.batch_norm_tuning(job, found.plan)
     return replace(found, plan=final_scales(job, tuned.plan), tuned=tuned)
 
@@ -114,7 +121,11 @@ def _light(job: Job) -> Outcome:
 def _advanced(job: Job) -> Outcome:
     """Training as well: layers in parallel before bits are assigned, then one by one and end to end, then biases."""
     choose_engine(job.recipe.get("engine"))
-    job, found = _assembled(job)
+    return _assembled(job, _trained)
+
+
+def _trained(job: Job, found: Outcome) -> Outcome:
+    """What the advanced pipeline does with assigned bits."""
     tuned = stages.batch_norm_tuning(job, found.plan)
     trained = stages.sequential_training(job, tuned.plan)
     if trains_end_to_end(job.recipe):
@@ -135,18 +146,20 @@ def _candidates(job: Job) -> Candidates:
     return stages.rounded_candidates(job, stages.statistics(job))
 
 
-def _assembled(job: Job) -> tuple[Job, Outcome]:
-    """The plan at one precision, or at the bits that the integer program assigns; only those are trained already."""
+def _assembled(job: Job, finished: Tail) -> Outcome:
+    """The plan at one precision, or at the bits that the integer program assigns, and what follows on that."""
     if len(job.recipe.bits) == 1:
         job, plan, left = with_sound_outputs(job, _uniform, lambda _, plan: plan)
-        return job, Outcome(plan, left)
+        return finished(job, Outcome(plan, left))
     job, candidates, left = with_sound_outputs(job, _candidates, at_base)
     stages.check_reachable(job, candidates)
     if job.recipe.pipeline is Pipeline.ADVANCED:
         candidates = stages.parallel_training(job, candidates)
     table = add_cost_tables(stages.sensitivities(job, candidates).table, job.recipe)
+    if job.recipe.max_drop is not None:
+        return replace(within_drop(job, candidates, table, _tuned, finished), left=left)
     assigned = stages.allocation(job, candidates, table)
-    return job, Outcome(candidates.stitch(assigned.allocation.choices), left, table, assigned)
+    return finished(job, Outcome(candidates.stitch(assigned.allocation.choices), left, table, assigned))
 
 
 def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
@@ -164,7 +177,7 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
         whole = with_left_float(whole, left)
     listed = started.listed if left is None else left_float(started.listed, left)
     told = {**vars(outcomes[0]), "plan": plan, "left": left}
-    return Result(**told, model=whole, layers=listed, recipe=first.recipe)
+    return Result(**told, model=whole, layers=listed, recipe=started.asked)
 
 
 def _left(outcomes: Sequence[Outcome]) -> LeftFloat | None:

@@ -16,8 +16,20 @@ from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.files import model_outputs
 from onnxcalib.model.io import write_model
 from onnxcalib.model.layers import LayerList
+from onnxcalib.numerics.metric import Drop
 from onnxcalib.plan import LeftFloat, QuantPlan
 from onnxcalib.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class AccuracyBudget:
+    """What a metric fell by on samples that nothing else saw, and how that was come by."""
+
+    metric: str
+    most: float  # that it was allowed to fall
+    proof: Drop
+    looks: int  # how often those samples were asked, this one included
+    sizes: tuple[tuple[float, float], ...]  # what was tried: bytes relative to float, and the drop while searching
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,7 @@ class Outcome:
     trained: Trained | None = None
     end_to_end: NetworkTuned | None = None
     biases: NetworkTuned | None = None
+    budget: AccuracyBudget | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from onnxcalib.algorithms.broken import OutputNoise
 from onnxcalib.errors import ModelError, listed
-from onnxcalib.mixed_precision.request import uniform_precisions
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import InsertionPoints, find_insertion_points
 from onnxcalib.pipeline import stages
@@ -55,8 +54,7 @@ def judged_at_the_end(recipe: Recipe) -> bool:
 
 def at_base(job: Job, candidates: Candidates) -> QuantPlan:
     """Every layer at the highest precision on offer."""
-    recipe = replace(job.recipe, bits=(job.recipe.base,), edge_bits=None)
-    return candidates.stitch(uniform_precisions(job.layers, job.points, recipe))
+    return candidates.stitch({layer.name: job.recipe.base for layer in job.layers})
 
 
 def leavable(job: Job, left: LeftFloat) -> LeftFloat:

@@ -33,6 +33,7 @@ from onnxcalib.model.equalize import equalized, exponents_of, find_equalization_
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.losses import TEMPERATURE
+from onnxcalib.numerics.metric import Drop
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.ranges import rounded
 from onnxcalib.pipeline.stage import Stage, stage
@@ -41,7 +42,8 @@ from onnxcalib.progress import NO_CHECKPOINT, Checkpoint
 from onnxcalib.recipe import LayerOptimizer, Precision, Recipe, Training
 from onnxcalib.runtime.session import Session, samples_in
 
-PRECISIONS = ("bits", "edge_bits")
+PRECISIONS = ("bits", "edge_bits", "overrides")
+LIMITS = ("compression", "max_loss", "limits", "costs", "minimise")
 TRAINING = ("engine", "layer_optimizer", "training", "steps", "seed", "strict")
 
 
@@ -111,14 +113,14 @@ def parallel_training(job: Job, candidates: Candidates, checkpoint: Checkpoint =
     return layerwise(job, checkpoint).parallel(candidates)
 
 
-@stage("sensitivity", ("loss", *PRECISIONS))
+@stage("sensitivity", ("loss", "metric", *PRECISIONS))
 def sensitivities(job: Job, candidates: Candidates, checkpoint: Checkpoint = NO_CHECKPOINT) -> sensitivity.Measured:
     """The sensitivity table of the job's layers."""
     data = first(job.data, sensitivity.SAMPLES)
-    return sensitivity.measure(_problem(job, candidates), data, job.recipe.get("loss"), job.progress, checkpoint)
+    return sensitivity.measure(_problem(job, candidates), data, job.loss, job.progress, checkpoint)
 
 
-@stage("allocation", ("loss", "pins", "compression", "max_loss", "limits", "costs", "minimise", *PRECISIONS))
+@stage("allocation", ("loss", "metric", *LIMITS, *PRECISIONS))
 def allocation(
     job: Job, candidates: Candidates, table: SensitivityTable, checkpoint: Checkpoint = NO_CHECKPOINT
 ) -> Assigned:
@@ -129,19 +131,28 @@ def allocation(
     def assemble(choices: Mapping[str, Precision]) -> Any:
         return job.simulate(candidates.stitch(choices))
 
-    mixup_scores = scores(job.model, job.data, job.recipe.get("loss"), assemble, job.progress, checkpoint)
+    mixup_scores = scores(job.model, job.data, job.loss, assemble, job.progress, checkpoint)
     chosen = reranked(table, request, assigned, measure, mixup_scores)
     job.progress("assignments", 1, 1)  # often fewer are measured than might have been
     return chosen
 
 
-@stage("batch norm", ("loss", "bn_reference"))
+@stage("batch norm", ("loss", "metric", "bn_reference"))
 def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
     """Batch-norm tuning on most of the samples, judged on the others."""
     data, held_out = train_validation_split(job.data)
-    teacher = Teacher(job.model, held_out, job.recipe.get("loss"), TEMPERATURE)
+    teacher = Teacher(job.model, held_out, job.loss, TEMPERATURE)
     reference = job.recipe.get("bn_reference")
     return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
+
+
+@stage("metric", ("metric",))
+def metric_drop(job: Job, plan: QuantPlan, proves: bool) -> Drop:
+    """What the metric falls by on the samples that calibrate, or on those that prove."""
+    data = job.proof if proves else job.data
+    assert job.metric is not None
+    assert data is not None
+    return Teacher(job.model, data, job.metric).drop_of(job.simulate(plan))
 
 
 @stage("sequential", TRAINING, title="sequential training", part=Optimised)
@@ -187,6 +198,7 @@ STAGES: tuple[Stage[Any, Any], ...] = (
     sensitivities,
     allocation,
     batch_norm_tuning,
+    metric_drop,
     sequential_training,
     end_to_end_training,
     bias_tuning,
@@ -212,7 +224,7 @@ def final_scales(job: Job, plan: QuantPlan) -> QuantPlan:
 
 def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:
     """The loss of assembled models on the samples that the sensitivity was measured on."""
-    teacher = Teacher(job.model, first(job.data, sensitivity.SAMPLES), job.recipe.get("loss"))
+    teacher = Teacher(job.model, first(job.data, sensitivity.SAMPLES), job.loss)
     return lambda choices: teacher.loss_of(job.simulate(candidates.stitch(choices)))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxcalib.numerics.losses import LossKind
+from onnxcalib.numerics.metrics import METRICS
 from onnxcalib.recipe.choices import (
     BatchNormReference,
     Engine,
@@ -33,6 +34,7 @@ class Kind(enum.Enum):
     NUMBERS = "a number or a list of numbers"
     SIZE = "an integer, or a list of height and width"
     FLAG = "true or false"
+    TABLE = "a table of strings, or a list of such as 'x=y'"
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ def _example(name: str, kind: Kind, says: str, shown: Any) -> Key:
     return Key(name, kind, says, shown, has_default=False)
 
 
+OVERRIDES = (
+    "Fix layers by name, op or place: '*fc*=w8a8', 'op:Conv=w8' (weights alone), 'first=float', or a range method, "
+    "symmetric, asymmetric, per-tensor, per-channel, joined by +"
+)
+
 # By title: the sections of a file, in their order.
 SECTIONS: dict[str, tuple[Key, ...]] = {
     "What runs, and how fine": (
@@ -78,20 +85,22 @@ SECTIONS: dict[str, tuple[Key, ...]] = {
         _default("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}"),
         _default("include", Kind.WORDS, "Quantize only layers with such names (globs)"),
         _default("exclude", Kind.WORDS, "Leave layers with such names float (globs)"),
+        _example("overrides", Kind.TABLE, OVERRIDES, {"*classifier*": "w8a8", "op:ConvTranspose": "float"}),
         _default("on_broken", Kind.WORD, f"What to do with layers that break an output: {_listed(OnBroken)}"),
         _default("seed", Kind.INTEGER, "For the order of the samples, and for training"),
     ),
     "The light and the advanced pipeline": (
         _default("loss", Kind.WORD, f"What tells a good model: {_listed(LossKind)}"),
+        _default("metric", Kind.WORD, f"What labels are for: {_listed(METRICS)}, or MODULE:FUNCTION"),
         _default("bn_reference", Kind.WORD, f"Whose channel statistics count: {_listed(BatchNormReference)}"),
     ),
-    "Mixed precision: needs a list of bits, and at least one of compression, max_loss and limits": (
+    "Mixed precision: needs a list of bits, and at least one of max_drop, compression, max_loss and limits": (
+        _example("max_drop", Kind.NUMBER, "The most that the metric may fall, on labelled samples held out", 1.0),
         _example("compression", Kind.NUMBER, "The most bytes, relative to the float file", 0.18),
         _example("max_loss", Kind.NUMBER, "The most loss, measured on the assembled model", 0.05),
         _example("limits", Kind.WORDS, "Further limits, such as bops=0.05", ("bops=0.05",)),
         _example("costs", Kind.WORDS, "Your own costs, from a CSV of layer,precision,cost", ("latency=latency.csv",)),
         _default("minimise", Kind.WORD, "The cost to make small under the most loss"),
-        _example("pins", Kind.WORDS, "Fix layers, such as '*fc*=w8a8'", ("*classifier*=w8a8",)),
     ),
     "The advanced pipeline": (
         _default("engine", Kind.WORD, f"Who makes the gradients: {_listed(Engine)}"),

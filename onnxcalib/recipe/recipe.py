@@ -19,6 +19,7 @@ from onnxcalib.recipe.choices import (
     RangeMethod,
     Training,
 )
+from onnxcalib.recipe.overrides import written
 
 LEAST_BLOCK = 16
 # What fields that are None stand for: only a pipeline that reads a field may have it set.
@@ -26,6 +27,7 @@ DEFAULTS: Mapping[str, Any] = {
     "loss": LossKind.DISTILLATION,
     "bn_reference": BatchNormReference.FLOAT,
     "minimise": "size",
+    "metric": "top1",
     "engine": Engine.AUTO,
     "layer_optimizer": LayerOptimizer.ADAQUANT,
     "training": Training.STANDARD,
@@ -47,15 +49,17 @@ class Recipe:
     ranges: RangeMethod = RangeMethod.AUTO
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # PATTERN=w8a8 and such, or a mapping from pattern to value
     on_broken: OnBroken | None = None  # not set: as float, but bits narrower than eight stay as asked
     seed: int = 0
     # Mixed precision:
     compression: float | None = None  # the most bytes, relative to the float file
     max_loss: float | None = None  # the most loss, measured on the assembled model
+    max_drop: float | None = None  # the most that the metric falls, in its own units, on labelled samples held out
+    metric: str | None = None  # what labels are for: a metric's name, or MODULE:FUNCTION
     limits: tuple[str, ...] = ()  # further limits: COST=VALUE
     costs: tuple[str, ...] = ()  # cost tables of the user's: NAME=FILE.csv
     minimise: str | None = None  # the cost to make small under max_loss
-    pins: tuple[str, ...] = ()  # GLOB=w8a8
     loss: LossKind | None = None
     bn_reference: BatchNormReference | None = None
     # The advanced pipeline:
@@ -66,6 +70,7 @@ class Recipe:
     strict: bool | None = None  # fail where something has no gradient, instead of going on without it
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", written(self.overrides))
         if not self.bits:
             raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
         if self.seed < 0:
@@ -83,6 +88,8 @@ class Recipe:
             self._refuse(MIXED, "has no effect at one precision", "Give --bits a list such as w4a4,w8a8.")
         else:
             self._check_mixed()
+        if self.metric is not None and self.max_drop is None and self.loss is not LossKind.METRIC:
+            raise RecipeError("--metric has no effect without --max-drop or --loss metric.", "Give one of them.")
 
     @property
     def base(self) -> Precision:
@@ -125,18 +132,21 @@ class Recipe:
                 f"--bits {listed} asks for mixed precision, which the plain pipeline does not assign.",
                 "Give one precision, or --pipeline light.",
             )
-        self._refuse((*MIXED, "loss", "bn_reference"), "has no effect in the plain pipeline", "Add --pipeline light.")
+        self._refuse(
+            (*MIXED, "loss", "bn_reference", "metric"), "has no effect in the plain pipeline", "Add --pipeline light."
+        )
 
     def _check_mixed(self) -> None:
         if self.base not in self.bits:
             raise RecipeError(
                 f"--bits has no precision that is highest in both weights and activations ({self.base}).", "Add it."
             )
-        if self.compression is None and self.max_loss is None and not self.limits:
-            raise RecipeError(
-                "a list of bits needs to know what to aim for.", "Give --compression, --max-loss or --limit."
-            )
-        for name in ("compression", "max_loss"):
+        if self.compression is None and self.max_loss is None and self.max_drop is None and not self.limits:
+            hint = "Give --max-drop, --compression, --max-loss or --limit."
+            raise RecipeError("a list of bits needs to know what to aim for.", hint)
+        if self.max_drop is not None and self.max_loss is not None:
+            raise RecipeError("--max-drop and --max-loss both say what may be lost.", "Give one of them.")
+        for name in ("compression", "max_loss", "max_drop"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise RecipeError(f"--{name.replace('_', '-')} {value} is not a positive number.", "Mend it.")
@@ -149,7 +159,7 @@ class Recipe:
                 raise RecipeError(f"--{OPTION_NAMES.get(name, name.replace('_', '-'))} {why}.", hint)
 
 
-MIXED = ("compression", "max_loss", "limits", "costs", "minimise", "pins")
+MIXED = ("compression", "max_loss", "max_drop", "limits", "costs", "minimise")
 ADVANCED = ("engine", "layer_optimizer", "training", "steps", "strict")
-OPTION_NAMES = {"limits": "limit", "costs": "cost", "pins": "pin"}
+OPTION_NAMES = {"limits": "limit", "costs": "cost"}
 RECIPE_FIELDS = frozenset(field.name for field in fields(Recipe))

@@ -44,6 +44,8 @@ def read_options(source: str | Path) -> dict[str, Any]:
         raise RecipeError(f"recipe {source} cannot be read: {error.strerror}.", hint) from error
     except (ValueError, RecursionError) as error:  # bytes that are no text, and numbers too long to read, as well
         raise RecipeError(f"recipe {source} is not valid TOML: {first_line(error)}.", "Mend that line.") from error
+    if "pins" in table and "overrides" not in table:  # as recipes called them once
+        table["overrides"] = table.pop("pins")
     images = table.pop(IMAGES, {})
     if not isinstance(images, dict):
         raise RecipeError(f"recipe {source}: '{IMAGES}' must be a table.", f"Begin a line with [{IMAGES}].")
@@ -66,6 +68,8 @@ def write_settings(settings: Settings) -> str:
 
 def to_toml(value: Any) -> str:
     """A value as TOML text."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{to_toml(name)} = {to_toml(item)}" for name, item in value.items()) + " }"
     if isinstance(value, tuple):
         return "[" + ", ".join(to_toml(item) for item in value) + "]"
     if isinstance(value, str | Precision | Path):
@@ -117,6 +121,12 @@ def _list_of(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return read
 
 
+def _overrides(value: Any) -> Any:
+    if isinstance(value, dict) and all(type(item) is str for item in value.values()):
+        return tuple(f"{pattern}={item}" for pattern, item in value.items())
+    return _list_of(_of(str))(value)
+
+
 def _number(value: Any) -> float | None:
     try:
         return None if _of(int, float)(value) is None else float(value)
@@ -145,6 +155,7 @@ _READERS: Mapping[Kind, Callable[[Any], Any]] = {
     Kind.WORD: _of(str),
     Kind.PATH: lambda value: Path(value) if type(value) is str else None,
     Kind.WORDS: _list_of(_of(str)),
+    Kind.TABLE: _overrides,
     Kind.BITS: _bits,
     Kind.INTEGER: _of(int),
     Kind.NUMBER: _number,

@@ -15,7 +15,7 @@ from onnxcalib.analysis.layer_rows import ReportData, finite
 from onnxcalib.data import Dataset
 from onnxcalib.mixed_precision.allocate import proof
 from onnxcalib.mixed_precision.curve import curve, ratios_between
-from onnxcalib.mixed_precision.request import Request
+from onnxcalib.mixed_precision.request import Request, naming_layers
 from onnxcalib.mixed_precision.table_files import as_dict
 from onnxcalib.model.io import file_bytes, load
 from onnxcalib.model.quantized import bytes_by_kind
@@ -70,9 +70,16 @@ def mixed_precision_data(result: Result) -> ReportData:
     if result.table is None or result.assigned is None:
         return {"sensitivity": None, "curve": [], "chosen": None}
     table, found = result.table, result.assigned
-    overrides = Request.of(table, result.recipe).overrides
+    quantized = [layer for layer in result.layers.layers if layer.name in result.plan.layers]
+    overrides = Request.of(table, naming_layers(result.recipe, quantized)).overrides
     points = [
-        {"ratio": point.ratio, "method": point.method, "size": point.size, "loss": point.estimated_loss}
+        {
+            "ratio": point.ratio,
+            "method": point.method,
+            "size": point.size,
+            "loss": point.estimated_loss,
+            "bits": {name: str(precision) for name, precision in point.allocation.choices.items()},
+        }
         for point in curve(table, ratios_between(table, POINTS, overrides), overrides, None)
     ]
     optimum = found.allocation if found.reranking is None else found.reranking.optimum

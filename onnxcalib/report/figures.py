@@ -36,6 +36,24 @@ def draw(report: ReportData) -> dict[str, Picture]:
         return {drawn.name: finish(drawn) for maker in makers if (drawn := maker(report)) is not None}
 
 
+def runs(names: Sequence[str], reports: Sequence[ReportData]) -> Picture:
+    """Several runs: what each costs in bytes, and how far its outputs are from the float model's."""
+    with pyplot().rc_context(STYLE):
+        drawn, axes = drawing("runs", "Size of the file against the signal to noise of its outputs, a dot a run", 3.8)
+        for name, report in zip(names, reports, strict=True):
+            before, after = report["outcome"]["float"], report["outcome"]["quantized"]
+            if after["sqnr_db"] is not None:
+                place = 100 * after["bytes"] / before["bytes"], after["sqnr_db"]
+                (dot,) = axes.plot(*([value] for value in place), "o", color=FIRST, ms=7)
+                drawn.tip(dot, f"{name}: {report['asked']}")
+                axes.annotate(short(name), place, xytext=(6, 4), textcoords="offset points", fontsize=8)
+        axes.set_xlabel("size, % of the float file")
+        axes.set_ylabel("SQNR of the outputs, dB")
+        axes.margins(0.15)
+        axes.grid()
+        return finish(drawn)
+
+
 def bits(report: ReportData) -> Drawing | None:
     """Weight and activation bits along the network."""
     rows = report["layers"]

@@ -17,14 +17,20 @@ def find_report(output: Path, report: Path | None) -> ReportData | None:
     if report is None:
         beside = (_read(path) for path in sorted(output.parent.glob("*.json")))
         return next((found for found in beside if found is not None and _is_about(found, output)), None)
+    found = read_numbers(report)
+    if not _is_about(found, output):
+        raise DataError(f"{report} tells of another file than {output}.", "Name the report of the run that wrote it.")
+    return found
+
+
+def read_numbers(report: Path) -> ReportData:
+    """The numbers of a report, by its .html or its .json."""
     path = report.with_suffix(".json")
     if not path.exists():
         raise DataError(f"report {path} does not exist.", "Quantize with --report, or name the .json beside the .html.")
     found = _read(path)
     if found is None:
         raise DataError(f"{path} is not a report's numbers.", "Name the .json that --report wrote.")
-    if not _is_about(found, output):
-        raise DataError(f"{path} tells of another file than {output}.", "Name the report of the run that wrote it.")
     return found
 
 

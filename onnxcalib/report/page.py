@@ -1,4 +1,4 @@
-"""The report as one HTML page: no script, nothing from the network, light and dark."""
+"""The report as one HTML page: nothing from the network, light and dark; without its script all figures still stand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from onnxcalib.analysis.layer_rows import ReportData, worst_rows
 from onnxcalib.names import printable
+from onnxcalib.report import script
+from onnxcalib.report.network import colour_of, network
 from onnxcalib.report.svg import Picture
 
 STYLE = """
@@ -33,12 +35,16 @@ th { color: var(--muted); font-weight: 600; } .number { text-align: right; font-
 """
 
 
+ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
 def page(report: ReportData, pictures: Mapping[str, Picture]) -> str:
     """The whole page."""
     repeat = report["repeat"]
     sections = (
         ("outcome", "What was asked, and what came out", _outcome(report)),
         ("bits", "Bits along the network", _bits(report, pictures)),
+        ("network", "The network", network(report) or "<p>There is no graph to draw.</p>"),
         ("sensitivity", "Sensitivity of each layer", _sensitivity(report, pictures)),
         ("curve", "Size against loss", _curve(report, pictures)),
         ("layers", "Noise of each layer, and which hurt the most", _layers(report, pictures)),
@@ -48,13 +54,19 @@ def page(report: ReportData, pictures: Mapping[str, Picture]) -> str:
         ("float", "What stays float, and why", _float(report)),
         ("repeat", "How to repeat this run", _repeat(repeat)),
     )
-    body = "\n".join(f'<section id="{key}"><h2>{title}</h2>\n{text}</section>' for key, title, text in sections)
-    title = f"{_text(repeat['output'])}, quantized from {_text(repeat['model'])}"
+    body = "\n".join(f'<section id="{key}"><h2>{title}</h2>\n{shown}</section>' for key, title, shown in sections)
+    title = f"{text(repeat['output'])}, quantized from {text(repeat['model'])}"
+    return document(title, f"<p class=muted>onnxcalib {text(repeat['versions']['onnxcalib'])}</p>\n{body}\n")
+
+
+def document(title: str, body: str) -> str:
+    """A page that may load nothing from anywhere; the title is HTML already."""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n'
-        f"<body><h1>{title}</h1>\n<p class=muted>onnxcalib {_text(repeat['versions']['onnxcalib'])}</p>\n{body}\n"
-        "</body></html>\n"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{ALLOWED}">'
+        f"<style>{STYLE}{script.STYLE}</style></head>\n"
+        f"<body><h1>{title}</h1>\n{body}<script>{script.SCRIPT}</script></body></html>\n"
     )
 
 
@@ -78,8 +90,8 @@ def _outcome(report: ReportData) -> str:
     )
     own = " These samples calibrated the model: expect a little less on others." if out["calibrated_on_it"] else ""
     return (
-        f"<p>Asked: {_text(asked)}.</p><div class=cards>{shown}</div>"
-        f"<p class=muted>Measured on {_text(out['data'])}, {after['samples']:,} samples.{own}</p>"
+        f"<p>Asked: {text(asked)}.</p><div class=cards>{shown}</div>"
+        f"<p class=muted>Measured on {text(out['data'])}, {after['samples']:,} samples.{own}</p>"
     )
 
 
@@ -88,7 +100,7 @@ def _bits(report: ReportData, pictures: Mapping[str, Picture]) -> str:
     for row in report["layers"]:
         counts[row["bits"]] = counts.get(row["bits"], 0) + 1
     mix = ", ".join(f"{count} at {name}" for name, count in sorted(counts.items()))
-    return f"<p>{len(report['layers'])} layers: {_text(mix)}.</p>" + _figure(pictures, "bits")
+    return f"<p>{len(report['layers'])} layers: {text(mix)}.</p>" + _figure(pictures, "bits")
 
 
 def _sensitivity(report: ReportData, pictures: Mapping[str, Picture]) -> str:
@@ -117,6 +129,41 @@ def _curve(report: ReportData, pictures: Mapping[str, Picture]) -> str:
         f"<p>Chosen, as {found} of all assignments of that size: {chosen['size']:.4f} of float, loss "
         f"{chosen['estimated_loss']:.4g} estimated, {chosen['measured_loss']:.4g} measured before tuning.</p>"
         + _figure(pictures, "curve")
+        + _chooser(report)
+    )
+
+
+def _chooser(report: ReportData) -> str:
+    """A walk along the integer program's curve: bits of each layer, size and loss of every size."""
+    points = [point for point in report["curve"] if point["method"] == "integer program" and "bits" in point]
+    if not points:
+        return ""
+    layers = [row["layer"] for row in report["sensitivity"]["layers"]]
+    precisions = sorted({bits for point in points for bits in point["bits"].values()})
+    whole = report["sensitivity"]["float_costs"]["size"]
+    near = min(range(len(points)), key=lambda place: abs(points[place]["size"] - report["chosen"]["size"]))
+    data = {
+        "layers": layers,
+        "precisions": precisions,
+        "colours": [colour_of(int(name[1:].split("a")[0])) for name in precisions],
+        "points": [
+            {
+                "size": point["size"], "bytes": round(point["size"] * whole), "loss": point["loss"],
+                "bits": [precisions.index(point["bits"][name]) for name in layers], "chosen": place == near,
+            }
+            for place, point in enumerate(points)
+        ],
+    }  # fmt: skip
+    keys = "".join(
+        f'<span><i style="background:{colour}"></i>{text(name)}</span>'
+        for name, colour in zip(precisions, data["colours"], strict=True)
+    )
+    return (
+        "<div class=only-script><label for=chooser>Walk along the integer program's curve, from the smallest file to "
+        f"the largest:</label><input type=range id=chooser min=0 max={len(points) - 1} value={near}>"
+        "<p id=chooser-told aria-live=polite></p><div class=strip id=chooser-strip></div>"
+        f"<p class=legend>{keys}</p><p>For this size, type <code id=chooser-typed></code>.</p></div>"
+        + script.embedded(data)
     )
 
 
@@ -150,9 +197,9 @@ def _layers(report: ReportData, pictures: Mapping[str, Picture]) -> str:
         + _figure(pictures, "sqnr")
         + _figure(pictures, "hurting")
         + hurt
-        + f"<details><summary>All {len(rows_all)} layers</summary><div class=scroll>"
-        + _table(columns, rows_all, {3, 4, 5, 6, 7})
-        + "</div></details>"
+        + f"<details><summary>All {len(rows_all)} layers</summary>"
+        + searchable("all-layers", "find layers, by name, op or bits", columns, rows_all, {3, 4, 5, 6, 7})
+        + "</details>"
     )
 
 
@@ -187,15 +234,15 @@ def _float(report: ReportData) -> str:
     if not report["float"]:
         return "<p>Every Conv, Gemm and MatMul is quantized.</p>"
     rows = [(_code(row["node"]), row["op"], row["reason"]) for row in report["float"]]
-    return f"<div class=scroll>{_table(('node', 'op', 'why'), rows)}</div>"
+    return searchable("float-nodes", "find nodes, by name, op or reason", ("node", "op", "why"), rows)
 
 
 def _repeat(repeat: ReportData) -> str:
     hashes = [(name, _code(value)) for name, value in repeat["sha256"].items()]
     versions = list(repeat["versions"].items())
     return (
-        f"<p>Save this recipe as <code>recipe.toml</code>, then type:</p><pre>{_text(repeat['recipe'])}</pre>"
-        f"<pre>{_text(repeat['command'])}</pre>"
+        f"<p>Save this recipe as <code>recipe.toml</code>, then type:</p><pre>{text(repeat['recipe'])}</pre>"
+        f"<pre>{text(repeat['command'])}</pre>"
         f"<p>{repeat['samples']:,} calibration samples from {_code(repeat['calibration'])}.</p>"
         + _table(("sha-256 of", ""), hashes)
         + "<p></p>"
@@ -206,20 +253,34 @@ def _repeat(repeat: ReportData) -> str:
 def _figure(pictures: Mapping[str, Picture], name: str) -> str:
     if name not in pictures:
         return ""
-    picture = pictures[name]
-    return f"<figure>{picture.inline}<figcaption>{_text(picture.caption)}.</figcaption></figure>"
+    return figure(pictures[name])
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]], numeric: Collection[int] = ()) -> str:
+def figure(picture: Picture) -> str:
+    """A picture with its caption."""
+    return f"<figure>{picture.inline}<figcaption>{text(picture.caption)}.</figcaption></figure>"
+
+
+def searchable(
+    key: str, hint: str, names: Sequence[str], rows: Sequence[Sequence[str]], numeric: Collection[int] = ()
+) -> str:
+    """A long table that sorts by a click on a head, with a box that leaves only the rows that hold some words."""
+    box = f'<input type=search class=only-script data-table="{key}" placeholder="{hint}" aria-label="{hint}">'
+    return f"{box}<div class=scroll>{_table(names, rows, numeric, f' id={key} class=sortable')}</div>"
+
+
+def _table(
+    names: Sequence[str], rows: Sequence[Sequence[str]], numeric: Collection[int] = (), attributes: str = ""
+) -> str:
     """Names are data: a cell is escaped unless it is markup."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        shown = [cell if isinstance(cell, Html) else _text(cell) for cell in row]
+        shown = [cell if isinstance(cell, Html) else text(cell) for cell in row]
         kinds = [f"{tag}{' class=number' if place in numeric else ''}" for place in range(len(row))]
         return "".join(f"<{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, shown, strict=True))
 
     head, body = cells("th", names), "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table{attributes}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _number(value: float | None) -> str:
@@ -233,9 +294,9 @@ class Html(str):
 
 
 def _code(value: Any) -> Html:
-    return Html(f"<code>{_text(value)}</code>")
+    return Html(f"<code>{text(value)}</code>")
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     """A text as it is, whatever it holds; lines stay lines."""
     return "\n".join(html.escape(printable(line)) for line in str(value).split("\n"))

@@ -13,12 +13,13 @@ from onnxcalib.analysis.diagnose import diagnose
 from onnxcalib.analysis.evaluate import evaluate_files
 from onnxcalib.analysis.histograms import layer_histograms
 from onnxcalib.analysis.layer_rows import ReportData, layer_rows, with_advice, worst_rows
+from onnxcalib.analysis.network import blocks
 from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
 from onnxcalib.errors import OutputError
 from onnxcalib.files import check_outputs, check_writable, replacing
 from onnxcalib.model.equalize import equalized_as
 from onnxcalib.model.files import model_outputs
-from onnxcalib.model.io import constant_bytes, load, write_model
+from onnxcalib.model.io import load, write_model
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.quantized import read_quantized
 from onnxcalib.model.read import read_prepared
@@ -106,13 +107,14 @@ def _gather(
     listed, file = find_layers(prepared), read_quantized(result.model)
     diagnosis = diagnose(prepared, listed.layers, file, mixed, progress)
     rows = layer_rows(file, listed, diagnosis)
-    with_advice(rows, result.recipe, constant_bytes(result.model) / max(constant_bytes(prepared.proto), 1))
+    with_advice(rows, result.recipe)
     worst = [listed[row["layer"]] for row in worst_rows(rows, SHOWN_WORST)]
     return {
         "format": collect.FORMAT,
         "asked": collect.asked(result.recipe),
         "outcome": collect.outcome(evaluations, measured_on.source, own=test is None),
         "layers": rows,
+        "network": blocks(prepared, listed),
         "loss": {"whole": diagnosis.loss, "samples": diagnosis.samples},
         "float": collect.float_rows(result),
         **collect.mixed_precision_data(result),

@@ -14,7 +14,7 @@ from said import names, refused
 
 from models import build, conv_net, feed_for, normal, run, transformer_block
 from onnxcalib import ModelError, Precision, RangeMethod, Recipe, quantize
-from onnxcalib.analysis.advice import advice, exclude, pin
+from onnxcalib.analysis.advice import FLOAT, advice, override
 from onnxcalib.analysis.compare import compare, csv_rows
 from onnxcalib.analysis.diagnose import diagnose_file
 from onnxcalib.analysis.explain import Facts, Question, answer
@@ -63,7 +63,7 @@ def measured(folder: Path, name: str) -> Facts:
 
 def test_the_planted_bad_layer_is_named_first(planted: Path) -> None:
     lines = answer(Question.ACCURACY, measured(planted, "bad.onnx"))
-    names(lines[0], "project (w2a8)", "--pin project=w8a8", "w8a8 among --bits")
+    names(lines[0], "project (w2a8)", "--override project=w8a8")
 
 
 def test_one_more_bit_helps_the_planted_layer(planted: Path) -> None:
@@ -146,22 +146,19 @@ def test_a_file_of_another_tool_is_read_too() -> None:
 @pytest.mark.parametrize(
     ("bits", "recipe", "typed"),
     [
-        (
-            (4, 4),
-            Recipe(bits=(Precision(4, 4),)),
-            "--pipeline light --bits w4a4,w8a8 --compression 0.32 --pin a/b=w8a8",
-        ),
-        ((8, 8), Recipe(), "--exclude a/b"),
+        ((4, 4), Recipe(bits=(Precision(4, 4),)), "--override a/b=w8a8"),
+        ((4, 32), Recipe(bits=(Precision(4, 32),)), "--override a/b=w8"),
+        ((8, 8), Recipe(), "--override a/b=float"),
     ],
 )
 def test_what_to_type_fits_the_recipe(bits: tuple[int, int], recipe: Recipe, typed: str) -> None:
     row: dict[str, Any] = {"layer": "a/b", "weight_bits": bits[0], "activation_bits": bits[1], "byte_share": 0.5}
-    assert advice(row, recipe, 0.2) == typed
+    assert advice(row, recipe) == typed
 
 
 def test_names_are_safe_from_the_shell_and_from_patterns() -> None:
-    assert pin("conv[0] x", Precision(8, 8)) == "--pin 'conv[[]0] x=w8a8'"
-    assert exclude("it's*") == """--exclude 'it'"'"'s[*]'"""
+    assert override("conv[0] x", Precision(8, 8)) == "--override 'conv[[]0] x=w8a8'"
+    assert override("it's*", FLOAT) == """--override 'it'"'"'s[*]=float'"""
 
 
 def noise(reference: np.ndarray, guess: np.ndarray) -> float:

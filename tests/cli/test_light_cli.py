@@ -167,7 +167,6 @@ BAD_QUANTIZE = {
     "loss with plain": (["--loss", "mse"], ("--loss", "plain", "--pipeline light")),
     "reference with plain": (["--bn-reference", "float"], ("--bn-reference", "plain", "--pipeline light")),
     "compression at one precision": (["--pipeline", "light", "--compression", "0.2"], ("--compression", "--bits")),
-    "pin at one precision": (["--pipeline", "light", "--pin", "fc=8"], ("--pin", "--bits")),
     "no aim": ([*MIX], ("--compression", "--max-loss", "--limit")),
     "minimise alone": ([*MIX, "--compression", "0.53", "--minimise", "bops"], ("--minimise", "--max-loss")),
     "negative": ([*MIX, "--compression", "-1"], ("--compression -1.0",)),
@@ -179,7 +178,7 @@ BAD_QUANTIZE = {
     "labels": ([*MIX, "--compression", "0.53", "--loss", "cross-entropy"], ("--loss cross-entropy", "labels")),
     "infeasible": ([*MIX, "--compression", "0.1"], ("size", "compression")),
     "unknown limit": ([*MIX, "--limit", "bobs=0.5"], ("--limit 'bobs=0.5'", "bops")),
-    "unknown pin": ([*MIX, "--compression", "0.6", "--pin", "stm=8"], ("--pin 'stm'", "stem")),
+    "unknown pin": ([*MIX, "--compression", "0.6", "--pin", "stm=8"], ("--override 'stm=8'", "stem")),
     "loss too low": ([*MIX, "--max-loss", "1e-9"], ("--max-loss", "w8a8")),
 }  # fmt: skip
 
@@ -202,7 +201,7 @@ def test_a_request_without_sense_is_one_sentence(
     [
         ("", ("--compression", "--max-loss", "--limit")),
         ("--compression 0.53 --minimise bops", ("--minimise", "--max-loss")),
-        ("--compression 0.53 --pin fcc=8", ("--pin 'fcc'", "fc")),
+        ("--compression 0.53 --pin fcc=8", ("--override 'fcc=8'", "fc")),
         ("--compression 0.53 --pin fc=w3a3", ("'fc'", "w3a3", "w4a4", "w8a8")),
         ("--limit size", ("--limit 'size'", "NAME=VALUE")),
         ("--compression 0.53 --cost energy=none.csv", ("none.csv",)),

@@ -35,8 +35,9 @@ CASES = [
     ({"image": np.float32(1)}, ["single number"]),
     ({"image": [[1], [1, 2]]}, ["not an array"]),
     ({"image": GOOD, "labels": np.zeros(4, int)}, ["'labels'", "[4]", "5 samples"]),
-    ({"image": GOOD, "labels": np.zeros((5, 1), int)}, ["'labels'", "[5, 1]"]),
-    ({"image": GOOD, "labels": np.zeros(5)}, ["'labels'", "float64", "integers"]),
+    ({"image": GOOD, "labels": np.zeros((4, 5), int)}, ["'labels'", "[4, 5]"]),
+    ({"image": GOOD, "labels": np.array(["a"] * 5)}, ["'labels'", "<U1", "numbers"]),
+    ({"image": GOOD, "labels": np.array([0, 1, np.nan, 0, 0])}, ["'labels'", "sample 2", "NaN"]),
     ({"image": GOOD, "labels": np.array([0, 1, -1, 0, 0])}, ["-1", "sample 2"]),
 ]
 

@@ -13,7 +13,19 @@ from onnx import TensorProto, helper, numpy_helper
 
 Shape = tuple[int | None, ...]  # None: the batch, which only the first axis is
 
-ODD_NAMES = ("features[relu]/conv", "$x", "a b", "=1+1", "[/x]", "\u00fc\u4e2d", "a/b:0", "%s{}", "\x1b[31m", "'\"", "-")
+ODD_NAMES = (
+    "features[relu]/conv",
+    "$x",
+    "a b",
+    "=1+1",
+    "[/x]",
+    "\u00fc\u4e2d",
+    "a/b:0",
+    "%s{}",
+    "\x1b[31m",
+    "'\"",
+    "-",
+)
 TYPES = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.float16): TensorProto.FLOAT16}
 
 

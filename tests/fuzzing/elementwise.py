@@ -89,7 +89,12 @@ def norm(b: Builder) -> bool:
     x = b.pick(lambda t: t.rank >= 3 and np.prod(t.inner[1:]) > 2)
     op = b.choose(["LayerNormalization", "InstanceNormalization", "GroupNormalization", "LpNormalization", "LRN"])
     since = {"LayerNormalization": 17, "GroupNormalization": 21, "LRN": 1}.get(op, 1)
-    if x is None or b.opset < since or (op == "LRN" and x.rank != 4) or (op == "LpNormalization" and b.dtype != np.float32):
+    if (
+        x is None
+        or b.opset < since
+        or (op == "LRN" and x.rank != 4)
+        or (op == "LpNormalization" and b.dtype != np.float32)
+    ):
         return False
     b.noisy = True
     c, last = x.inner[0], x.inner[-1]
@@ -97,7 +102,9 @@ def norm(b: Builder) -> bool:
     inputs = [x.name]
     if pair is not None:
         inputs += [b.constant(b.floats(pair, scale=0.2, offset=1.0)), b.constant(b.floats(pair, scale=0.3))]
-    attributes: dict[str, Any] = {"LRN": {"size": 3}, "GroupNormalization": {"num_groups": 2 if c % 2 == 0 else 1}}.get(op, {})
+    attributes: dict[str, Any] = {"LRN": {"size": 3}, "GroupNormalization": {"num_groups": 2 if c % 2 == 0 else 1}}.get(
+        op, {}
+    )
     if op in ("LayerNormalization", "InstanceNormalization", "GroupNormalization"):
         attributes = {**attributes, "epsilon": 1e-2}
     b.add(op, inputs, x.shape, **attributes)
@@ -170,9 +177,7 @@ def pool(b: Builder) -> bool:
     strides = [b.choose([1, 2]) for _ in kernel]
     pads = [b.between(0, k // 2) for k in kernel] * 2
     rank = len(kernel)
-    made = [
-        (size + pads[i] + pads[i + rank] - kernel[i]) // strides[i] + 1 for i, size in enumerate(x.inner[1:])
-    ]
+    made = [(size + pads[i] + pads[i + rank] - kernel[i]) // strides[i] + 1 for i, size in enumerate(x.inner[1:])]
     attributes: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "pads": pads}
     if op == "MaxPool" and b.chance(0.1):  # its places as well, which nobody reads
         b.tensors.append(Tensor(b.node(op, [x.name], 2, **attributes)[0], (*x.shape[:2], *made)))

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnxcalib.model.walk import all_nodes
 from fuzzing.builder import Builder, Tensor
 from fuzzing.control import CONTROL
 from fuzzing.elementwise import OTHERS
 from fuzzing.layers import LAYERS, conv, gemm, matmul
 from fuzzing.shapes import SHAPES
+from onnxcalib.model.walk import all_nodes
 
 OLDEST, NEWEST = 9, 25
 IR_OF_OPSET = {9: 4, 10: 5, 11: 6, 12: 7, 13: 7, 14: 7, 15: 8, 16: 8, 17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12,

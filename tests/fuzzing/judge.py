@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from models import session_of
 
 from fuzzing.graphs import Arrays, Case, random_graph
+from models import session_of
 from onnxcalib.api import OnnxcalibError, Pipeline, Precision, RangeMethod, Recipe, quantize
 from onnxcalib.model.read import read_prepared
 from onnxcalib.targets import find_target
@@ -45,7 +45,9 @@ def recipe_of(seed: int) -> Recipe:
     if kind < 5:
         return Recipe(ranges=RangeMethod.AUTO if seed % 20 == 0 else RangeMethod.MINMAX)
     if kind == 5:
-        return Recipe(ranges=RangeMethod.MINMAX, bits=(Precision.parse("w8"),), block_size=16 if seed % 20 == 5 else None)
+        return Recipe(
+            ranges=RangeMethod.MINMAX, bits=(Precision.parse("w8"),), block_size=16 if seed % 20 == 5 else None
+        )
     if kind == 6:
         return Recipe(pipeline=Pipeline.LIGHT, ranges=RangeMethod.MINMAX)
     if kind == 7:

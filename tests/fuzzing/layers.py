@@ -216,9 +216,11 @@ def embedding(b: Builder) -> bool:
     table = b.weight(rows, width, fan_in=4)
     if len(shape) > 3:
         return False
-    kept = b.silent("Clip", [b.silent("Cast", [name], to=b.float_type), *_bounds(b, 0.0, rows - 1.0)]) if (
-        b.opset >= 11
-    ) else None
+    kept = (
+        b.silent("Clip", [b.silent("Cast", [name], to=b.float_type), *_bounds(b, 0.0, rows - 1.0)])
+        if (b.opset >= 11)
+        else None
+    )
     if kept is None:
         return False
     safe = b.silent("Cast", [kept], to=TensorProto.INT64)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from models import BUILDERS, feed_for, session_of, two_gemms
 from numpy.random import Generator
 
 from fuzzing.graphs import Case, random_graph
 from fuzzing.judge import BrokenPromiseError, Verdict, float_outputs
 from fuzzing.mutations import damaged_bytes, damaged_model, damaged_text
+from models import BUILDERS, feed_for, session_of, two_gemms
 from onnxcalib.api import OnnxcalibError, Pipeline, Precision, RangeMethod, Recipe, inspect, quantize, read_settings
 from onnxcalib.cache.show import show
 from onnxcalib.mixed_precision.table_files import load, with_costs
@@ -129,9 +129,11 @@ def _recipe_text() -> str:
 def _recipe(rng: Generator, folder: Path) -> None:
     text, path = _recipe_text(), folder / "recipe.toml"
     if rng.random() < 0.5:
-        text = "\n".join(line.removeprefix("# ") if " = " in line and rng.random() < 0.2 else line for line in text.splitlines())
+        text = "\n".join(
+            line.removeprefix("# ") if " = " in line and rng.random() < 0.2 else line for line in text.splitlines()
+        )
     if rng.random() < 0.3:
-        path.write_bytes(damaged_bytes(text.encode(), b"[[\"\"\"=", rng))
+        path.write_bytes(damaged_bytes(text.encode(), b'[["""=', rng))
     else:
         path.write_text(damaged_text(text, rng), encoding="utf-8")
     read_settings(path)
@@ -177,7 +179,9 @@ def _finished_run(kind: int) -> tuple[Recipe, Path, bytes]:
     """A run directory of a finished run, and what it wrote."""
     model, feed = _two_gemms()
     where = Path(tempfile.mkdtemp(prefix="onnxcalib-fuzz-"))
-    mixed = Recipe(pipeline=Pipeline.LIGHT, ranges=RangeMethod.MINMAX, bits=(Precision(4, 8), Precision(8, 8)), compression=4.0)
+    mixed = Recipe(
+        pipeline=Pipeline.LIGHT, ranges=RangeMethod.MINMAX, bits=(Precision(4, 8), Precision(8, 8)), compression=4.0
+    )
     recipe = mixed if kind else QUICK
     quantize(model, feed, recipe, output=where / "out.onnx", run_dir=where / "run")
     return recipe, where / "run", (where / "out.onnx").read_bytes()

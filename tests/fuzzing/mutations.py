@@ -12,7 +12,22 @@ from numpy.random import Generator
 
 INTEGERS = (0, 1, -1, 2, 3, 7, 8, 16, 127, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63))
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-40, 1e38, -1e38, float("inf"), float("-inf"), float("nan"))
-TEXTS = ("", "x", "..", "../../x", "/etc/hostname", "a" * 5000, "[bold]x[/bold]", "\x1b[2J", "\u202e", "{}", "%s", "\n", "\0", "=1+1")
+TEXTS = (
+    "",
+    "x",
+    "..",
+    "../../x",
+    "/etc/hostname",
+    "a" * 5000,
+    "[bold]x[/bold]",
+    "\x1b[2J",
+    "\u202e",
+    "{}",
+    "%s",
+    "\n",
+    "\0",
+    "=1+1",
+)
 WORDS = (
     "Conv", "Gemm", "MatMul", "Relu", "Reshape", "Transpose", "Constant", "Identity", "If", "Loop", "BatchNormalization", "Cast",
     "QuantizeLinear", "Nothing", "Add", "Clip", "Squeeze", "Expand", "ConstantOfShape", "Gather", "Slice", "LSTM", "Shape",
@@ -36,7 +51,9 @@ def damaged_bytes(data: bytes, other: bytes, rng: Generator) -> bytes:
             data = data[:at]
         else:
             start = int(rng.integers(len(other) or 1))
-            piece = {3: b"", 4: some + data[at:end], 5: some, 6: data[at:end] * 2, 7: other[start : start + end - at]}[kind]
+            piece = {3: b"", 4: some + data[at:end], 5: some, 6: data[at:end] * 2, 7: other[start : start + end - at]}[
+                kind
+            ]
             data = data[:at] + piece + data[end:]
     return data
 
@@ -50,7 +67,16 @@ def damaged_text(text: str, rng: Generator) -> str:
         first, last = places[int(rng.integers(len(places)))]
         kind = int(rng.integers(7))
         if kind <= 2:
-            values = [str(_choice(INTEGERS, rng)), str(_choice(FLOATS, rng)), repr(_choice(TEXTS, rng)), "true", "[]", "{}", "w4a4", "'x'"]
+            values = [
+                str(_choice(INTEGERS, rng)),
+                str(_choice(FLOATS, rng)),
+                repr(_choice(TEXTS, rng)),
+                "true",
+                "[]",
+                "{}",
+                "w4a4",
+                "'x'",
+            ]
             text = text[:first] + _choice(values, rng) + text[last:]
         elif kind == 3:
             other = places[int(rng.integers(len(places)))]
@@ -76,7 +102,9 @@ def damaged_model(model: onnx.ModelProto, rng: Generator) -> bytes:
     if rng.random() < 0.03 and model.graph.initializer:
         tensor = _choice(model.graph.initializer, rng)
         tensor.data_location = onnx.TensorProto.EXTERNAL
-        onnx.external_data_helper.set_external_data(tensor, _choice(TEXTS, rng) or "w", _choice(INTEGERS, rng), _choice(INTEGERS, rng))
+        onnx.external_data_helper.set_external_data(
+            tensor, _choice(TEXTS, rng) or "w", _choice(INTEGERS, rng), _choice(INTEGERS, rng)
+        )
         tensor.ClearField("raw_data")
     data = bytes(model.SerializeToString())
     mark = MARK.encode()

@@ -122,12 +122,15 @@ def concat(b: Builder) -> bool:
     others = [
         t
         for t in b.tensors
-        if t.rank == x.rank and all(p == q for place, (p, q) in enumerate(zip(t.shape, x.shape, strict=True)) if place != axis)
+        if t.rank == x.rank
+        and all(p == q for place, (p, q) in enumerate(zip(t.shape, x.shape, strict=True)) if place != axis)
     ]
     some = [x, *(b.choose(others) for _ in range(b.between(1, 2)))]
     made = [*x.shape]
     made[axis] = sum(t.shape[axis] or 0 for t in some)
-    b.add("Concat", [t.name for t in some], tuple(made), axis=axis - x.rank if b.opset >= 11 and b.chance(0.3) else axis)
+    b.add(
+        "Concat", [t.name for t in some], tuple(made), axis=axis - x.rank if b.opset >= 11 and b.chance(0.3) else axis
+    )
     return True
 
 

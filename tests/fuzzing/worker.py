@@ -52,8 +52,15 @@ def _limit_memory() -> None:
 
 def _told(error: BaseException) -> dict[str, str]:
     """The error, and where it came from: the last frames of our own, and the very last."""
-    frames = [f"{Path(f.filename).parent.name}/{Path(f.filename).name}:{f.name}" for f in traceback.extract_tb(error.__traceback__)]
-    own = [frame for frame, f in zip(frames, traceback.extract_tb(error.__traceback__), strict=True) if "onnxcalib" in f.filename]
+    frames = [
+        f"{Path(f.filename).parent.name}/{Path(f.filename).name}:{f.name}"
+        for f in traceback.extract_tb(error.__traceback__)
+    ]
+    own = [
+        frame
+        for frame, f in zip(frames, traceback.extract_tb(error.__traceback__), strict=True)
+        if "onnxcalib" in f.filename
+    ]
     where = " < ".join(dict.fromkeys([frames[-1], *own[:-4:-1]]))
     return {"detail": f"{type(error).__name__}: {error}"[:500], "where": where, "trace": traceback.format_exc()[-6000:]}
 

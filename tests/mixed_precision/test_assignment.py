@@ -20,6 +20,7 @@ from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable
 from onnxcalib.model.io import constant_bytes
 from onnxcalib.pipeline.pipelines import quantize
 from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bits
+from onnxcalib.recipe.overrides import expanded
 
 BASE, W4A8, W4A4 = Precision(8, 8), Precision(4, 8), Precision(4, 4)
 MENU = (W4A4, W4A8, BASE)
@@ -203,39 +204,39 @@ def test_pins_are_patterns_and_edges() -> None:
     table = example()
     assert Request.of(table, recipe(compression=0.2)).overrides == {}
     assert Request.of(table, recipe(compression=0.2, edge_bits=8)).overrides == {"stem": BASE, "fc": BASE}
-    assert Request.of(table, recipe(compression=0.2, pins=("block.*=w4a4",))).overrides == {
+    assert Request.of(table, recipe(compression=0.2, overrides=("block.*=w4a4",))).overrides == {
         "block.1": W4A4,
         "block.2": W4A4,
     }
     # Later patterns, and patterns after the edges, go on top.
-    asked = recipe(compression=0.2, edge_bits=8, pins=("*=w4a8", "block.2=w4a4", "f?=8"))
+    asked = recipe(compression=0.2, edge_bits=8, overrides=("*=w4a8", "block.2=w4a4", "f?=8"))
     assert Request.of(table, asked).overrides == {"stem": W4A8, "block.1": W4A8, "block.2": W4A4, "fc": BASE}
 
 
 @pytest.mark.parametrize(
     ("pin", "facts"),
     [
-        ("blok.1=w4a4", ("--pin 'blok.1'", "block.1")),
-        ("zzz*=w4a4", ("--pin 'zzz*'", "stem")),
+        ("blok.1=w4a4", ("--override 'blok.1=w4a4'", "block.1")),
+        ("zzz*=w4a4", ("--override 'zzz*=w4a4'", "stem")),
         ("fc=w4x", ("'w4x'",)),
-        ("fc=w9a9", (9, "2 to 8")),
-        ("fc", ("--pin 'fc'", "NAME=VALUE")),
+        ("fc=w9a9", ("'w9a9'",)),
+        ("fc", ("--override 'fc'", "NAME=VALUE")),
     ],
 )
 def test_a_pin_that_fits_nothing_is_refused(pin: str, facts: tuple[object, ...]) -> None:
     with refused(RecipeError, *facts):
-        Request.of(example(), recipe(compression=0.2, pins=(pin,)))
+        expanded(recipe(compression=0.2, overrides=(pin,)).overrides, dict.fromkeys(NAMES, "Conv"))
 
 
 def test_a_pin_holds_whatever_it_costs() -> None:
     table = example()
-    found = assign(table, recipe(compression=0.2, pins=("block.*=w8a8",)), additive(table)).allocation
+    found = assign(table, recipe(compression=0.2, overrides=("block.*=w8a8",)), additive(table)).allocation
     assert found.choices["block.1"] == found.choices["block.2"] == BASE
     assert found.costs["size"] <= 9600
     with refused(RecipeError, "'fc'", "w3a3"):
-        assign(table, recipe(compression=0.2, pins=("fc=w3a3",)), additive(table))
+        assign(table, recipe(compression=0.2, overrides=("fc=w3a3",)), additive(table))
     with refused(RecipeError, "10,000", "compression 0.209"):
-        assign(table, recipe(compression=0.15, pins=("fc=w8a8", "block.1=8")), additive(table))
+        assign(table, recipe(compression=0.15, overrides=("fc=w8a8", "block.1=8")), additive(table))
 
 
 @pytest.mark.parametrize("method", METHODS[1:])
@@ -296,7 +297,7 @@ def test_a_loss_budget_is_kept_by_the_model() -> None:
 
 def test_layers_that_read_one_tensor_agree() -> None:
     model = transformer_block()
-    result = quantize(model, feed_for(model, 24), light("w4a4,w8a8", compression=0.7, pins=("key=w8a8",)))
+    result = quantize(model, feed_for(model, 24), light("w4a4,w8a8", compression=0.7, overrides=("key=w8a8",)))
     bits = {result.plan.precisions[name].activation for name in ("query", "key", "value")}
     assert bits == {8}
     assert result.plan.precisions["key"] == BASE

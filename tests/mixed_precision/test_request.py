@@ -61,10 +61,12 @@ def test_who_shares_the_input_of_an_edge_can_follow_its_bits(bits: str, edge: in
 @pytest.mark.parametrize(
     ("options", "facts"),
     [
-        ({"pins": ("stm=8",)}, ("--pin 'stm'", "stem")),
-        ({"pins": ("stem",)}, ("--pin 'stem'", "NAME=VALUE")),
-        ({"pins": ("stem=w9a8",)}, ("9 weight bits", "2 to 8")),
-        ({"pins": ("stem=w3a3",)}, ("'stem'", "w3a3", "w4a4", "w8a8")),
+        ({"overrides": ("stm=8",)}, ("--override 'stm=8'", "stem")),
+        ({"overrides": ("stem",)}, ("--override 'stem'", "NAME=VALUE")),
+        ({"overrides": ("stem=w9a8",)}, ("--override 'stem=w9a8'", "w9a8")),
+        ({"overrides": ("op:Cov=8",)}, ("--override 'op:Cov=8'", "Conv")),
+        ({"overrides": ("stem=float+minmax",)}, ("--override 'stem=float+minmax'", "float")),
+        ({"overrides": ("stem=asymmetric",)}, ("--override", "'stem'", "ort")),
         ({"limits": ("bobs=1",)}, ("--limit 'bobs=1'", "bops")),
         ({"limits": ("bops=few",)}, ("--limit 'bops=few'", "number")),
         ({"limits": ("bops=nan",)}, ("nan", "bops")),
@@ -91,7 +93,7 @@ def test_a_cost_table_is_held_against_the_layers(tmp_path: Path) -> None:
 
 def test_pins_that_one_tensor_cannot_keep() -> None:
     with refused(RecipeError, "'left'", "w4a4", "'right'", "w8a8"):
-        check(job_of(shared_input(), pins=("left=4", "right=8")))
+        check(job_of(shared_input(), overrides=("left=4", "right=8")))
 
 
 def test_without_multiplications_known_there_are_no_bops() -> None:

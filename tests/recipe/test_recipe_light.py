@@ -17,13 +17,13 @@ from onnxcalib.numerics.losses import LossKind
 from onnxcalib.recipe import BatchNormReference, parse_bits, parse_pair, read_options
 
 MIX = parse_bits("w4a4,w4a8,w8a8")
+VALUES = ("w4a8", "w8", "float", "minmax", "w8a8+symmetric", "per-tensor+mse")
 OPTIONS: dict[str, tuple[Any, str]] = {
     "compression": (0.2, "--compression"),
     "max_loss": (0.1, "--max-loss"),
     "limits": (("bops=0.05",), "--limit"),
     "costs": (("latency=a.csv",), "--cost"),
     "minimise": ("bops", "--minimise"),
-    "pins": (("fc=w8a8",), "--pin"),
 }
 
 
@@ -61,7 +61,7 @@ def test_any_one_aim_will_do(chosen: str) -> None:
 
 
 def test_a_list_of_bits_needs_an_aim() -> None:
-    for options in ({}, {"pins": ("fc=8",)}, {"costs": ("latency=a.csv",)}):
+    for options in ({}, {"overrides": ("fc=8",)}, {"costs": ("latency=a.csv",)}):
         with refused(RecipeError, "--compression", "--max-loss", "--limit"):
             light(bits=MIX, **options)
 
@@ -100,8 +100,8 @@ def test_pairs_are_read(text: str, pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("text", ["", "=", "a", "a=", "=b"])
 def test_what_is_no_pair_is_refused(text: str) -> None:
-    with refused(RecipeError, f"--pin '{text}'", "NAME=VALUE"):
-        parse_pair("pin", text)
+    with refused(RecipeError, f"--override '{text}'", "NAME=VALUE"):
+        parse_pair("override", text)
 
 
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
@@ -110,7 +110,9 @@ shared = {
     "edge_bits": st.none() | st.integers(2, 8),
     "limits": lists_of_words,
     "costs": lists_of_words,
-    "pins": lists_of_words,
+    "overrides": st.lists(st.builds("{}={}".format, words.filter(bool), st.sampled_from(VALUES)), max_size=3).map(
+        tuple
+    ),
     "loss": st.none() | st.sampled_from(LossKind),
     "bn_reference": st.none() | st.sampled_from(BatchNormReference),
 }
@@ -136,7 +138,7 @@ def test_a_recipe_by_hand(tmp_path: Path) -> None:
     bn_reference = "batchnorm"
     """
     assert read_recipe(written(tmp_path, text)) == light(
-        bits=parse_bits("w4a4,w8a8"), compression=1.0, limits=("bops=0.05",), pins=("*fc*=w8a8",),
+        bits=parse_bits("w4a4,w8a8"), compression=1.0, limits=("bops=0.05",), overrides=("*fc*=w8a8",),
         loss=LossKind.CROSS_ENTROPY, bn_reference=BatchNormReference.BATCHNORM,
     )  # fmt: skip
 
@@ -145,8 +147,8 @@ def test_a_recipe_by_hand(tmp_path: Path) -> None:
     "line",
     [
         'compression = "0.2"', "compression = true", "compression = [0.2]", "max_loss = false", 'limits = "bops=1"',
-        "limits = [0.05]", 'costs = "latency=a.csv"', "pins = 8", 'pins = ["a=8", 8]', "minimise = 1", "loss = 3",
-        "bn_reference = true",
+        "limits = [0.05]", 'costs = "latency=a.csv"', "overrides = 8", 'overrides = ["a=8", 8]',
+        "overrides = { a = 8 }", "minimise = 1", "loss = 3", "bn_reference = true",
     ],
 )  # fmt: skip
 def test_wrong_types_are_refused(line: str, tmp_path: Path) -> None:
@@ -161,7 +163,9 @@ def test_an_unknown_choice_lists_the_known_ones(key: str, choice: str, tmp_path:
         read_options(written(tmp_path, f'{key} = "xyz"'))
 
 
-@pytest.mark.parametrize(("key", "near"), [("pin", "pins"), ("max-loss", "max_loss"), ("minimize", "minimise")])
+@pytest.mark.parametrize(
+    ("key", "near"), [("override", "overrides"), ("max-loss", "max_loss"), ("minimize", "minimise")]
+)
 def test_an_unknown_key_lists_near_names(key: str, near: str, tmp_path: Path) -> None:
     with refused(RecipeError, f"'{key}'", near):
         read_options(written(tmp_path, f"{key} = 1"))

@@ -1,0 +1,117 @@
+"""An accuracy budget: the smallest file that keeps it on samples that nothing else saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from said import refused
+
+from models import Arrays, conv_net, feed_for, run
+from onnxcalib.data import open_data, shuffled, split
+from onnxcalib.errors import RecipeError
+from onnxcalib.model.io import constant_bytes
+from onnxcalib.model.shapes import input_specs
+from onnxcalib.numerics.losses import LossKind
+from onnxcalib.pipeline.pipelines import quantize
+from onnxcalib.pipeline.result import Result
+from onnxcalib.recipe import Pipeline, RangeMethod, Recipe, parse_bits
+
+SAMPLES = 240
+
+
+def labelled(samples: int = SAMPLES) -> Arrays:
+    """Samples with the float model's own outputs, from which it never errs."""
+    model = conv_net()
+    feed = feed_for(model, samples)
+    return feed | {"labels": run(model, feed)["y"]}
+
+
+def asked(**options: Any) -> Recipe:
+    settings = {"bits": parse_bits("w2a8,w4a8,w8a8"), "pipeline": Pipeline.LIGHT, "ranges": RangeMethod.MINMAX}
+    if "max_drop" in options:
+        settings["metric"] = "mse"
+    return Recipe(**(settings | options))
+
+
+def error_of(result: Result, data: Arrays, seed: int = 0) -> float:
+    """The mean squared error of the written file on the proving half, by running it."""
+    held = split(shuffled(open_data(data, input_specs(conv_net())), seed), SAMPLES // 2)[1]
+    outputs = np.concatenate([run(result.model, feed)["y"] for feed in held.batches(1)])
+    return float(((outputs - held.labels) ** 2).mean())
+
+
+def test_the_promise_is_kept_on_samples_that_nothing_else_saw() -> None:
+    data = labelled()
+    spread = float(data["labels"].var())
+    loose, tight = (quantize(conv_net(), data, asked(max_drop=share * spread)) for share in (10.0, 0.01))
+    for result, most in ((loose, 10 * spread), (tight, 0.01 * spread)):
+        assert result.budget is not None
+        assert result.budget.proof.samples == SAMPLES // 2
+        assert result.budget.proof.before == pytest.approx(0, abs=1e-9)
+        assert result.budget.proof.value <= most
+        assert error_of(result, data) == pytest.approx(-result.budget.proof.after, rel=1e-4)
+    assert constant_bytes(loose.model) < constant_bytes(tight.model)
+    assert {precision.weight for precision in loose.plan.precisions.values()} == {2}
+    assert {precision.weight for precision in tight.plan.precisions.values()} != {8}
+
+
+def test_a_drop_out_of_reach_names_the_least_and_its_size() -> None:
+    with refused(RecipeError, "1e-06", "mse", SAMPLES // 2):
+        quantize(conv_net(), labelled(), asked(bits=parse_bits("w2a2,w3a3"), max_drop=1e-6))
+
+
+def test_a_metric_of_the_users_own_decides() -> None:
+    """One that nothing changes is kept by the fewest bits."""
+
+    def finite(output: np.ndarray, labels: np.ndarray) -> float:
+        return float(np.isfinite(output).all() and len(output) == len(labels))
+
+    easy = quantize(conv_net(), labelled(), asked(max_drop=0.5, metric=None), metric=finite)
+    assert easy.budget is not None
+    assert easy.budget.proof.value == 0
+    assert {precision.weight for precision in easy.plan.precisions.values()} == {2}
+
+
+def test_values_are_not_shared_with_a_run_that_saw_all_samples(tmp_path: Path) -> None:
+    data, folder = labelled(), tmp_path / "run"
+    quantize(conv_net(), data, asked(compression=0.55), run_dir=folder)
+    again = quantize(conv_net(), data, asked(max_drop=0.5), run_dir=folder)
+    fresh = quantize(conv_net(), data, asked(max_drop=0.5))
+    assert again.model.SerializeToString(deterministic=True) == fresh.model.SerializeToString(deterministic=True)
+
+
+def test_the_metric_as_sensitivity() -> None:
+    data = labelled(64)
+    data["labels"] = data["labels"].argmax(axis=1)
+    result = quantize(conv_net(), data, asked(compression=0.55, loss=LossKind.METRIC, metric="top1"))
+    assert result.table is not None
+    assert result.table.loss == "top1"
+    # A share of 64 samples in percent.
+    steps = [loss * 64 / 100 for row in result.table.layers for loss in row.losses.values()]
+    np.testing.assert_allclose(steps, np.rint(steps), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"max_drop": 1.0, "max_loss": 0.1}, "--max-loss"),
+        ({"max_drop": -1.0}, "--max-drop"),
+        ({"compression": 0.55, "metric": "top1"}, "--metric"),
+        ({"bits": parse_bits("8"), "max_drop": 1.0}, "--max-drop"),
+        ({"bits": parse_bits("8"), "pipeline": Pipeline.PLAIN, "metric": "top1"}, "--metric"),
+    ],
+)
+def test_what_has_no_effect_is_refused(options: dict[str, Any], fact: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        asked(**options)
+    assert fact in str(caught.value)
+
+
+def test_labels_are_needed() -> None:
+    with refused(RecipeError, "mse", "labels"):
+        quantize(conv_net(), feed_for(conv_net(), 8), asked(max_drop=1.0))
+    with refused(RecipeError, "metric"):
+        quantize(conv_net(), labelled(8), asked(compression=0.55), metric=lambda *_: 1.0)
