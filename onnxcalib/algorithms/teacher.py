@@ -23,14 +23,14 @@ def check_loss(kind: LossKind, kinds: Mapping[str, OutputKind], model: Model, da
     if kind is not LossKind.CROSS_ENTROPY:
         return
     if data.labels is None:
-        raise RecipeError("--loss cross-entropy needs labels.", f"Add an array 'labels' to {data.source}.")
+        raise RecipeError("`loss='cross-entropy'` needs labels.", f"Add an array 'labels' to {data.source}.")
     name = next((name for name, output_kind in kinds.items() if output_kind is not OutputKind.VALUES), None)
     if name is None:
-        raise RecipeError(f"--loss cross-entropy needs a classifier, and {model.source} is none.", "Use mse.")
+        raise RecipeError(f"`loss='cross-entropy'` needs a classifier, and {model.source} is none.", "Use mse.")
     output = Session(model.proto, model.source).run(next(iter(data.batches(BATCH))))[name]
     if output.ndim != 2:
         raise RecipeError(
-            f"--loss cross-entropy needs one distribution a sample, and the output '{name}' of {model.source} has "
+            f"`loss='cross-entropy'` needs one distribution a sample, and the output '{name}' of {model.source} has "
             f"{output.ndim} axes.",
             "Use mse.",
         )

@@ -13,6 +13,7 @@ from onnxcalib.analysis.explain import TITLES, Facts, Question, answer
 from onnxcalib.analysis.layer_rows import layer_rows
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_runtime
 from onnxcalib.cli.watch import watching
+from onnxcalib.cli.wording import as_typed
 from onnxcalib.errors import RecipeError
 from onnxcalib.report.find import find_report
 
@@ -53,4 +54,4 @@ def explain(
     for asked in Question if question is None else (Question(question),):
         screen.print(TITLES[asked], style="bold")
         for line in answer(asked, facts):
-            screen.print(f"  {line}", soft_wrap=True)
+            screen.print(f"  {as_typed(line)}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxcalib.data.containers import Transform, transformed
 from onnxcalib.data.mixup import MixedPairs, can_be_mixed
 from onnxcalib.data.opening import data_files, open_data
 from onnxcalib.data.preprocess import Preprocess
@@ -14,6 +15,7 @@ __all__ = [
     "InputSpec",
     "MixedPairs",
     "Preprocess",
+    "Transform",
     "can_be_mixed",
     "data_files",
     "first",
@@ -22,5 +24,6 @@ __all__ = [
     "shuffled",
     "split",
     "train_validation_split",
+    "transformed",
     "why_not_parted",
 ]

@@ -70,7 +70,7 @@ def candidate_precisions(layers: Sequence[Layer], recipe: Recipe) -> CandidatePr
 def add_cost_tables(table: SensitivityTable, recipe: Recipe) -> SensitivityTable:
     """The table with the user's own costs."""
     for text in recipe.costs:
-        name, path = parse_pair("cost", text)
+        name, path = parse_pair("costs", text)
         table = with_costs(table, name, Path(path))
     return table
 
@@ -87,9 +87,9 @@ def check_bits(recipe: Recipe, target: Target) -> tuple[Precision, ...]:
             ("activation", precision.activation, (*target.activation_bits, FLOAT_BITS)),
         ):
             if bits not in allowed:
-                option = "--edge-bits" if precision in edges and precision not in recipe.bits else "--bits"
+                option = "edge_bits" if precision in edges and precision not in recipe.bits else "bits"
                 raise RecipeError(
-                    f"target {target.name} does not allow {bits} {what} bits ({option} {precision}).",
+                    f"target {target.name} does not allow {bits} {what} bits (`{option}={str(precision)!r}`).",
                     f"It allows {widths(target.weight_bits)} bits for weights and {widths(target.activation_bits)} "
                     "for activations.",
                 )
@@ -111,16 +111,16 @@ def _limits(table: SensitivityTable, recipe: Recipe) -> list[Limit]:
     limits = []
     if recipe.compression is not None:
         if "size" not in table.float_costs:
-            raise RecipeError("--compression needs the float size, which the table lacks.", "Measure the table again.")
+            raise RecipeError("`compression` needs the float size, which the table lacks.", "Measure the table again.")
         limits.append(Limit("size", recipe.compression * table.float_costs["size"]))
     for text in recipe.limits:
-        name, value = parse_pair("limit", text)
+        name, value = parse_pair("limits", text)
         if name not in table.cost_names():
-            raise RecipeError(f"--limit '{text}' names no cost.", near(name, table.cost_names()))
+            raise RecipeError(f"`limits={text!r}` names no cost.", near(name, table.cost_names()))
         try:
             number = float(value)
         except ValueError as error:
-            raise RecipeError(f"--limit '{text}' has no number.", "Write bops=0.05.") from error
+            raise RecipeError(f"`limits={text!r}` has no number.", "Write bops=0.05.") from error
         limits.append(Limit(name, number * table.float_costs.get(name, 1.0)))
     return limits
 
@@ -129,10 +129,10 @@ def _overrides(names: Sequence[str], recipe: Recipe) -> dict[str, Precision]:
     """The precision of every layer that is fixed: the edges', then those that patterns name."""
     fixed = edge_precisions(names, recipe, recipe.base)
     for text in recipe.pins:
-        pattern, precision = parse_pair("pin", text)
+        pattern, precision = parse_pair("pins", text)
         matched = fnmatch.filter(names, pattern)
         if not matched:
-            raise RecipeError(f"--pin '{pattern}' matches no layer.", near(pattern, names))
+            raise RecipeError(f"`pins={pattern!r}` matches no layer.", near(pattern, names))
         fixed |= dict.fromkeys(matched, Precision.parse(precision))
     return fixed
 
@@ -140,20 +140,20 @@ def _overrides(names: Sequence[str], recipe: Recipe) -> dict[str, Precision]:
 def _check_weight_only(recipe: Recipe, target: Target) -> None:
     if not target.weight_only_bits:
         raise RecipeError(
-            f"target {target.name} has no use for quantized weights under float activations.", "Give --bits 8 or w4a8."
+            f"target {target.name} has no use for quantized weights under float activations.", "Give `bits` 8 or w4a8."
         )
     asked = {precision.weight for precision in recipe.bits} | {recipe.edge_bits}
     if target.weight_only_blocks is Blocks.NEEDED and recipe.block_size is None and 4 in asked:
         raise RecipeError(
-            f"target {target.name} takes four-bit weights alone in blocks only.", "Give --block-size, such as 128."
+            f"target {target.name} takes four-bit weights alone in blocks only.", "Give `block_size`, such as 128."
         )
     if recipe.block_size is not None and target.opset_limit < BLOCK_OPSET:
         raise RecipeError(
-            f"--block-size needs opset {BLOCK_OPSET}, and target {target.name} reads {target.opset_limit} at most.",
+            f"`block_size` needs opset {BLOCK_OPSET}, and target {target.name} reads {target.opset_limit} at most.",
             "Leave it out.",
         )
     if recipe.block_size is not None and target.weight_only_blocks is Blocks.NONE:
-        raise RecipeError(f"target {target.name} does not take --block-size.", "Leave it out.")
+        raise RecipeError(f"target {target.name} does not take `block_size`.", "Leave it out.")
 
 
 def _unmeasured(recipe: Recipe, layers: Sequence[Layer]) -> SensitivityTable:

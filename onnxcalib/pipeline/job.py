@@ -124,7 +124,7 @@ def _chosen(listed: LayerList, recipe: Recipe, source: str) -> set[str]:
         )
     chosen = choose(listed, recipe.include, recipe.exclude)
     if recipe.block_size is not None and not any(layer.has_sums for layer in chosen):
-        raise RecipeError(f"--block-size has no effect: {source} has no Gemm or MatMul to quantize.", "Leave it out.")
+        raise RecipeError(f"`block_size` has no effect: {source} has no Gemm or MatMul to quantize.", "Leave it out.")
     return {layer.name for layer in chosen}
 
 

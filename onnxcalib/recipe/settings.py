@@ -29,14 +29,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.test_data is not None and self.report is None:
-            raise RecipeError("--test-data has no effect without --report.", "Add --report FILE.html.")
+            raise RecipeError("`test_data` has no effect without `report`.", "Add `report`, a .html file.")
         if self.workers is None:
             return
         if self.workers < 1:
-            raise RecipeError(f"--workers {self.workers} is not a number of workers.", "Give 1 or more.")
+            raise RecipeError(f"`workers={self.workers}` is not a number of workers.", "Give 1 or more.")
         if self.recipe.pipeline is not Pipeline.ADVANCED:
             raise RecipeError(
-                f"--workers has no effect in the {self.recipe.pipeline} pipeline.", "Add --pipeline advanced."
+                f"`workers` has no effect in the {self.recipe.pipeline} pipeline.", "Add `pipeline='advanced'`."
             )
 
 

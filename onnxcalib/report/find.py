@@ -18,10 +18,10 @@ def find_report(output: Path, report: Path | None) -> ReportData | None:
         return next((found for found in beside if found is not None and _is_about(found, output)), None)
     path = report.with_suffix(".json")
     if not path.exists():
-        raise DataError(f"report {path} does not exist.", "Quantize with --report, or name the .json beside the .html.")
+        raise DataError(f"report {path} does not exist.", "Quantize with `report`, or name the .json beside the .html.")
     found = _read(path)
     if found is None:
-        raise DataError(f"{path} is not a report's numbers.", "Name the .json that --report wrote.")
+        raise DataError(f"{path} is not a report's numbers.", "Name the .json that `report` wrote.")
     if not _is_about(found, output):
         raise DataError(f"{path} tells of another file than {output}.", "Name the report of the run that wrote it.")
     return found
