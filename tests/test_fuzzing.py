@@ -24,7 +24,9 @@ def worker() -> Iterator[Worker]:
 def tried(worker: Worker, kind: str, first: int) -> Counter[str]:
     """How the seeds of a batch ended; none may fail."""
     answers = {seed: worker.ask(kind, seed) for seed in range(first, first + BATCH)}
-    failed = [f"{kind} {seed}: {it['detail']} ({it['where']})" for seed, it in answers.items() if it["outcome"] == "failed"]
+    failed = [
+        f"{kind} {seed}: {it['detail']} ({it['where']})" for seed, it in answers.items() if it["outcome"] == "failed"
+    ]
     assert not failed, "\n".join(failed)
     return Counter(it["outcome"] for it in answers.values())
 

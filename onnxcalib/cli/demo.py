@@ -15,7 +15,7 @@ from onnxcalib.cli.watch import watching
 from onnxcalib.errors import ModelError, OutputError
 from onnxcalib.pipeline.pipelines import quantize
 from onnxcalib.recipe import Pipeline, Precision, Recipe, parse_bits
-from onnxcalib.report.write import write_report
+from onnxcalib.reports.write import write_report
 
 MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz"
 STEPS = 40  # a layer: fewer than by default, for nobody likes to wait for a demo

@@ -12,7 +12,7 @@ from onnxcalib.analysis.evaluate import evaluate as evaluate_models
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_runtime
 from onnxcalib.cli.tables import evaluation_table
 from onnxcalib.cli.watch import watching
-from onnxcalib.report.data import evaluation
+from onnxcalib.reports.data import evaluation
 
 
 @click.command()

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from onnxcalib.api.mixing import ANY_SIZE
 from onnxcalib.cli.options import TYPES, Option, images_from
 from onnxcalib.cli.wording import flag
 from onnxcalib.errors import RecipeError
@@ -98,5 +99,4 @@ def sweep_from(options: dict[str, Any]) -> Recipe:
     bits = options["bits"] or "8"
     if len(parse_bits(bits)) == 1:
         raise RecipeError(f"`bits={bits!r}` leaves nothing to compare.", "Give `bits` a list such as w4a4,w8a8.")
-    # A list needs an objective; any compression that all assignments keep will do.
-    return recipe_from(options, pipeline=Pipeline.LIGHT, compression=2.0)
+    return recipe_from(options, pipeline=Pipeline.LIGHT, compression=ANY_SIZE)

@@ -40,7 +40,35 @@ DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides the result, apart from the model and the data."""
+    """All that decides the result, apart from the model and the data.
+
+    Words do for members: "light", "mse", "w4a4,w8a8"; limits, costs and pins may be mappings. What does not go together
+    is refused at once. Fields that are None stand for their defaults; `get` gives those.
+
+    Attributes:
+        pipeline: Which stages run: plain rounds to nearest, light adds allocation and tuning, advanced training.
+        bits: One precision for all layers, or several to choose from: "w4a8", "w4" for weights alone, "w4a4,w8a8".
+        edge_bits: Bits of the first and the last layer.
+        block_size: Weights alone: so many share a scale along the sums of Gemm and MatMul.
+        target: What the file is for: the name of a target, or a TOML file.
+        ranges: How ranges are estimated; auto measures several estimators and takes the best.
+        include: Globs; only layers with such names are quantized.
+        exclude: Globs; layers with such names stay float.
+        seed: For the order of the samples, and for training.
+        compression: Mixed precision: the most bytes of all constants, relative to the float file.
+        max_loss: Mixed precision: the most loss, measured on the assembled model.
+        limits: Mixed precision: further limits, as "bops=0.05".
+        costs: Mixed precision: cost tables of your own, as "latency=latency.csv".
+        minimise: Mixed precision: the cost to make small under `max_loss`; size by default.
+        pins: Mixed precision: layers whose bits are fixed, as "*classifier*=w8a8".
+        loss: Light and advanced: what tells a good model.
+        bn_reference: Light and advanced: whose channel statistics batch-norm tuning restores.
+        engine: Training: who makes the gradients.
+        layer_optimizer: Training: AdaQuant or AdaRound.
+        training: Training: learning rates and iterations.
+        steps: Training: iterations a layer.
+        strict: Training: whether to fail where an op has no gradient, instead of going on without it.
+    """
 
     pipeline: Pipeline = Pipeline.PLAIN
     bits: tuple[Precision, ...] = (Precision(8, 8),)

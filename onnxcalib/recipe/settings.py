@@ -16,7 +16,18 @@ from onnxcalib.recipe.recipe import RECIPE_FIELDS, Recipe
 
 @dataclass(frozen=True)
 class Settings:
-    """What `quantize` takes beside the model."""
+    """What `quantize` takes beside the model.
+
+    Attributes:
+        recipe: What is asked for.
+        calibration: Where the calibration data is.
+        output: The file to write.
+        run_dir: A folder that keeps what is finished.
+        report: The report's .html file.
+        test_data: What the report measures on.
+        workers: Layers that are trained side by side.
+        preprocess: How images become arrays.
+    """
 
     recipe: Recipe
     calibration: Path | None = None

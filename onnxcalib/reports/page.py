@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from onnxcalib.analysis.layer_rows import ReportData, worst_rows
-from onnxcalib.report.svg import Picture
+from onnxcalib.reports.svg import Picture
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2328; --muted: #656d77; --rule: #d1d5da;

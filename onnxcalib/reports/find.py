@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxcalib.analysis.layer_rows import ReportData
 from onnxcalib.errors import DataError
-from onnxcalib.report.data import FORMAT, sha256
+from onnxcalib.reports.data import FORMAT, sha256
 
 
 def find_report(output: Path, report: Path | None) -> ReportData | None:
