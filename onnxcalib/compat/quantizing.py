@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from onnxcalib.compat.extra import check_extra, ranges_of
 from onnxcalib.compat.kinds import CalibrationMethod, QuantFormat, QuantType, word_of
 from onnxcalib.compat.nodes import Nodes
-from onnxcalib.data.samples import Numbers, SampleDataset
-from onnxcalib.data.spec import Array
 from onnxcalib.errors import DataError, RecipeError
-from onnxcalib.files import check_writable
 from onnxcalib.model.io import write_model
 from onnxcalib.pipeline import pipelines
 from onnxcalib.pipeline.result import Result
@@ -88,7 +83,8 @@ def quantize_static(  # noqa: PLR0913, PLR0917 - onnxruntime's arguments
         bits=(bits,), ranges=ranges, include=nodes.included(op_types_to_quantize, nodes_to_quantize),
         exclude=nodes.excluded(nodes_to_exclude),
     )  # fmt: skip
-    return _written(model_input, calibration_data_reader, recipe, model_output, use_external_data_format)
+    result = pipelines.quantize(model_input, calibration_data_reader, recipe, output=model_output)
+    return _beside(result, model_output) if use_external_data_format else result
 
 
 def quantize_dynamic(  # noqa: PLR0913, PLR0917 - onnxruntime's arguments
@@ -133,8 +129,8 @@ def quantize_dynamic(  # noqa: PLR0913, PLR0917 - onnxruntime's arguments
         bits=(Precision(_bits("weight_type", weight_type), FLOAT_BITS),), ranges=RangeMethod.MSE,
         include=nodes.included(op_types_to_quantize, nodes_to_quantize), exclude=nodes.excluded(nodes_to_exclude),
     )  # fmt: skip
-    nothing = SampleDataset("no data", None, {"": _NoRows()}, frozenset(), None, np.arange(1))
-    return _written(model_input, nothing, recipe, model_output, use_external_data_format)
+    result = pipelines.quantize_weights(model_input, recipe, model_output)
+    return _beside(result, model_output) if use_external_data_format else result
 
 
 def quantize(model_input: str | Path | onnx.ModelProto, model_output: str | Path, quant_config: Any) -> Result:
@@ -161,19 +157,6 @@ def quantize(model_input: str | Path | onnx.ModelProto, model_output: str | Path
     return quantize_dynamic(model_input, model_output, **given)
 
 
-class _NoRows:
-    """Data that nobody should read: weights are quantized without any."""
-
-    count = 1
-
-    def read(self, samples: Numbers) -> Array:  # noqa: ARG002 - there are none
-        hint = "Give onnxcalib.quantize the model, data, and Recipe(bits='w8')."
-        raise DataError("This model needs data to be quantized.", hint)
-
-    def where(self, index: int) -> str:  # noqa: ARG002 - there are none
-        return "no data"
-
-
 def _bits(argument: str, given: Any, *, reduced: bool = False) -> int:
     kind = word_of(QuantType, argument, given)
     if kind not in BITS:
@@ -181,12 +164,7 @@ def _bits(argument: str, given: Any, *, reduced: bool = False) -> int:
     return BITS[kind] - (1 if reduced and BITS[kind] == 8 else 0)
 
 
-def _written(
-    model: str | Path | onnx.ModelProto, data: Any, recipe: Recipe, output: str | Path, external: bool
-) -> Result:
-    if not external:
-        return pipelines.quantize(model, data, recipe, output=output)
-    check_writable(Path(output))
-    result = pipelines.quantize(model, data, recipe)
+def _beside(result: Result, output: str | Path) -> Result:
+    """The same file, its weights in one beside it."""
     write_model(result.model, output, limit=0)
-    return replace(result, output=Path(output))
+    return result

@@ -63,6 +63,7 @@ class Recipe:
         pins: Mixed precision: layers whose bits are fixed, as "*classifier*=w8a8".
         loss: Light and advanced: what tells a good model.
         bn_reference: Light and advanced: whose channel statistics batch-norm tuning restores.
+        on_broken: What happens where an output becomes noise: what causes it stays float, a warning, or an error.
         engine: Training: who makes the gradients.
         layer_optimizer: Training: AdaQuant or AdaRound.
         training: Training: learning rates and iterations.
