@@ -216,3 +216,17 @@ def test_a_model_fed_by_any_of_them_is_the_same() -> None:
     by_array = quantize(model, {"x": samples}, recipe)
     by_batches = quantize(model, lambda: ((samples[at : at + 5], CLASSES[at : at + 5]) for at in (0, 5, 10)), recipe)
     assert by_array.model == by_batches.model
+
+
+def test_loaders_of_torch_itself() -> None:
+    torch = pytest.importorskip("torch")
+    images, labels = torch.tensor(IMAGES, requires_grad=True), torch.tensor(CLASSES)
+    samples = torch.utils.data.TensorDataset(images, labels)
+    expected = shuffled(open_data({"x": IMAGES, "labels": CLASSES}, [X]), 1)
+    for source in (samples, torch.utils.data.DataLoader(samples, batch_size=5), images, {"x": images}):
+        found = shuffled(open_data(source, [X]), 1)
+        assert np.array_equal(whole(found), whole(expected))
+        assert found.labels is None or found.labels.tolist() == expected.labels.tolist()
+    mixed = torch.utils.data.DataLoader(samples, batch_size=5, shuffle=True)
+    with pytest.raises(DataError, match="other samples"):
+        shuffled(open_data(mixed, [X]), 1)
