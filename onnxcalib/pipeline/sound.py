@@ -15,7 +15,7 @@ from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.job import Job
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import Event
-from onnxcalib.recipe import MAX_BITS, OnBroken, Recipe
+from onnxcalib.recipe import MAX_BITS, MIXED, OnBroken, Recipe
 
 Value = TypeVar("Value")
 
@@ -55,7 +55,8 @@ def judged_at_the_end(recipe: Recipe) -> bool:
 
 def at_base(job: Job, candidates: Candidates) -> QuantPlan:
     """Every layer at the highest precision on offer."""
-    recipe = replace(job.recipe, bits=(job.recipe.base,), edge_bits=None)
+    unmixed = {name: getattr(Recipe(), name) for name in (*MIXED, "edge_bits")}
+    recipe = replace(job.recipe, bits=(job.recipe.base,), **unmixed)
     return candidates.stitch(uniform_precisions(job.layers, job.points, recipe))
 
 
