@@ -11,7 +11,10 @@ COMPARED = 100  # characters of a name, and names: looking for near ones takes t
 
 
 class OnnxcalibError(Exception):
-    """The base of every error that onnxcalib raises on purpose."""
+    """The base of every error that onnxcalib raises on purpose.
+
+    A message names parameters in backticks, as Python does: `steps=0`. The command line shows its options instead.
+    """
 
     exit_code = 1
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+LOG = logging.getLogger("onnxcalib")
+LOG.addHandler(logging.NullHandler())  # who wants to read it says where it goes
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -27,13 +31,33 @@ Listener = Callable[[Event], None]
 
 
 def listener_of(progress: Progress) -> Listener:
-    """The method `event` of a progress that has one; others hear of warnings only."""
-    listener: Listener = getattr(progress, "event", _warn)
+    """The method `event` of a progress that has one; others hear of warnings only. All is logged as well."""
+    own: Listener = getattr(progress, "event", _warn)
+
+    def listener(event: Event) -> None:
+        _log(event)
+        own(event)
+
     return listener
 
 
 def ignore(_event: Event) -> None:
     """Nobody listens."""
+
+
+def _log(event: Event) -> None:
+    told = event.values
+    if event.name == "warning":
+        LOG.warning("%s", told["message"])
+    elif event.name == "start":
+        LOG.info("%s with %s samples of %s for %s", *(told[name] for name in ("model", "samples", "data", "target")))
+    elif event.name == "stage_start":
+        LOG.debug("%s begins", told["stage"])
+    elif event.name == "stage_end":
+        how = "taken from the run directory" if told["reused"] else f"{told['seconds']:.1f} s"
+        LOG.info("%s: %s", told["stage"], how)
+    else:
+        LOG.info("%s: %s", event.name, dict(told))
 
 
 def _warn(event: Event) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from onnxcalib.cli.wording import as_typed
+
 
 def names(text: object, *facts: object) -> None:
     """Every fact stands in the text, as a word or words of its own."""
@@ -29,4 +31,4 @@ def refused(kind: type[Exception], *facts: object) -> Iterator[pytest.ExceptionI
     with pytest.raises(kind) as caught:
         yield caught
     assert "\n" not in str(caught.value)
-    names(caught.value, *facts)
+    names(as_typed(str(caught.value)), *facts)  # parameters as the options that they are

@@ -34,14 +34,14 @@ def check_loss(kind: Loss, kinds: Mapping[str, OutputKind], model: Model, data: 
         return
     if data.labels is None or not are_classes(data.labels):
         hint = f"Add an array 'labels' to {data.source}, one class index a sample."
-        raise RecipeError("--loss cross-entropy needs the class of every sample.", hint)
+        raise RecipeError("`loss='cross-entropy'` needs the class of every sample.", hint)
     name = next((name for name, output_kind in kinds.items() if output_kind is not OutputKind.VALUES), None)
     if name is None:
-        raise RecipeError(f"--loss cross-entropy needs a classifier, and {model.source} is none.", "Use mse.")
+        raise RecipeError(f"`loss='cross-entropy'` needs a classifier, and {model.source} is none.", "Use mse.")
     output = Session(model.proto, model.source).run(next(iter(data.batches(BATCH))))[name]
     if output.ndim != 2:
         raise RecipeError(
-            f"--loss cross-entropy needs one distribution a sample, and the output '{name}' of {model.source} has "
+            f"`loss='cross-entropy'` needs one distribution a sample, and the output '{name}' of {model.source} has "
             f"{output.ndim} axes.",
             "Use mse.",
         )

@@ -50,7 +50,7 @@ class Diagnosis:
 
 def diagnose_file(
     file: QuantizedFile,
-    model: Path,
+    model: str | Path | onnx.ModelProto,
     data: Any,
     *,
     preprocess: Preprocess | None = None,
@@ -61,7 +61,9 @@ def diagnose_file(
     listed = find_layers(prepared)
     known = {layer.name for layer in listed.layers}
     if not any(layer.name in known for layer in file.layers):
-        raise ModelError(f"{model} has none of the file's quantized layers.", "Give the model that it was made from.")
+        raise ModelError(
+            f"{prepared.source} has none of the file's quantized layers.", "Give the model that it was made from."
+        )
     opened = shuffled(open_data(data, input_specs(prepared.proto), preprocess), Recipe().seed)
     return listed, diagnose(prepared, listed.layers, file, opened, progress)
 

@@ -107,7 +107,7 @@ def _check_labels(data: Dataset, metric: Metric | None) -> None:
     if metric is not None and data.labels is None:
         raise DataError(f"the metric {metric.name} needs labels.", f"Add an array 'labels' to {data.source}.")
     if metric is None and data.labels is not None and not are_classes(data.labels):
-        raise DataError(f"the labels of {data.source} are no class indices.", "Say by --metric what they are for.")
+        raise DataError(f"the labels of {data.source} are no class indices.", "Say by `metric` what they are for.")
 
 
 def _latencies(sessions: Sequence[Session], feed: Feed) -> list[float]:

@@ -27,7 +27,7 @@ from onnxcalib.model.quantized import (
 from onnxcalib.recipe import MAX_BITS
 
 TOLD = 5
-NEED_DATA = "Add --model FLOAT.onnx -d DATA, or quantize with --report."
+NEED_DATA = "Give `model`, the float model, and `data`, or quantize with `report`."
 
 
 class Question(enum.StrEnum):
@@ -171,7 +171,7 @@ def _bits(facts: Facts) -> list[str]:
         return [f"The file alone does not tell. {NEED_DATA}"]
     rows = [row for row in worst_rows(facts.rows, len(facts.rows)) if row["weight_bits"] < MAX_BITS][:TOLD]
     if not rows:
-        return ["Every layer has 8 bits, the most that there is; --exclude leaves a layer float."]
+        return ["Every layer has 8 bits, the most that there is; `exclude` leaves a layer float."]
     return [
         "Estimated, for one more bit leaves a quarter of the noise:",
         *(
@@ -196,7 +196,7 @@ def _measured_gains(facts: Facts, table: ReportData) -> list[str]:
             gain, price = row["losses"][here] - row["losses"][best], sizes[best] - sizes[here]
             gains.append((gain / price, row["layer"], here, best, gain, price))
     if not gains:
-        return ["Every layer has the most bits that were on offer; offer more in --bits."]
+        return ["Every layer has the most bits that were on offer; offer more in `bits`."]
     return [
         f"{layer}: {here} to {best} saves {gain:.3g} of the {table['loss']} loss for {price:,.0f} more bytes."
         for _, layer, here, best, gain, price in sorted(gains, reverse=True)[:TOLD]

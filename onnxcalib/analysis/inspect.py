@@ -13,5 +13,9 @@ from onnxcalib.targets import find_target
 
 
 def inspect(model: str | Path | onnx.ModelProto) -> LayerList:
-    """The layers of a model, and what stays float and why."""
+    """The layers of a model, and what stays float and why.
+
+    Args:
+        model: A float model, as a path or in memory.
+    """
     return list_layers(read_prepared(model, find_target(Recipe().target)))

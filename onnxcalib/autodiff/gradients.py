@@ -32,7 +32,7 @@ def choose_engine(asked: Engine) -> Engine:
         return Engine.STANDARD
     raise RuntimeMissingError(
         f"onnxruntime {runtime.version} has no training; the training engine needs onnxruntime-training-cpu.",
-        f"{how_to_train(runtime)}; --engine standard works without.",
+        f"{how_to_train(runtime)}; `engine='standard'` works without.",
     )
 
 

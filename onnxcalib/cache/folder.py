@@ -33,7 +33,7 @@ def check_run_directory(folder: Path) -> dict[str, Path]:
     _before(folder)
     if not folder.parent.is_dir():
         raise OutputError(
-            f"the folder of run directory {folder} does not exist.", "Create it, or name another with --run-dir."
+            f"the folder of run directory {folder} does not exist.", "Create it, or name another `run_dir`."
         )
     return {f"{name} of the run directory,": folder / name for name in (ABOUT, "lock", "values", "scratch")}
 
@@ -47,7 +47,7 @@ def opened(folder: Path, about: Mapping[str, Any], listener: Listener, classes: 
             path.mkdir(exist_ok=True)
     except OSError as error:
         raise OutputError(
-            f"run directory {folder} cannot be made: {error.strerror}.", "Name another with --run-dir."
+            f"run directory {folder} cannot be made: {error.strerror}.", "Name another `run_dir`."
         ) from error
     with locked(folder / "lock"):
         if before is not None:
@@ -88,10 +88,10 @@ def _before(folder: Path) -> dict[str, Any] | None:
         if not folder.exists():
             return None
         if not folder.is_dir():
-            raise OutputError(f"run directory {folder} is a file.", "Name a folder with --run-dir.")
+            raise OutputError(f"run directory {folder} is a file.", "Name a folder as `run_dir`.")
         for name in ("values", "scratch"):
             if (folder / name).is_symlink():  # what it points to is not ours to write to, let alone to clear
-                raise OutputError(f"{folder / name} is a link.", "Name another folder with --run-dir, or remove it.")
+                raise OutputError(f"{folder / name} is a link.", "Name another folder as `run_dir`, or remove it.")
         if not (folder / ABOUT).exists() and not (folder / ABOUT).is_symlink():
             _check_bare(folder)
             return None
@@ -106,7 +106,7 @@ def _before(folder: Path) -> dict[str, Any] | None:
 
 def _unreadable(folder: Path, error: Exception | None = None) -> OutputError:
     why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is damaged, or of another program"
-    return OutputError(f"{folder / ABOUT} {why}.", "Name another folder with --run-dir, or move it away.")
+    return OutputError(f"{folder / ABOUT} {why}.", "Name another folder as `run_dir`, or move it away.")
 
 
 def _check_bare(folder: Path) -> None:
@@ -114,7 +114,7 @@ def _check_bare(folder: Path) -> None:
     names = {path.name for path in folder.iterdir() if not path.match(f".{ABOUT}.*.part")}
     if not names <= {"values", "lock"} or any((folder / "values").glob("*")):
         raise OutputError(
-            f"{folder} is not a run directory: it holds files, but no {ABOUT}.", "Name a new folder with --run-dir."
+            f"{folder} is not a run directory: it holds files, but no {ABOUT}.", "Name a new folder as `run_dir`."
         )
 
 

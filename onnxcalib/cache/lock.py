@@ -28,7 +28,7 @@ def locked(path: Path) -> Iterator[None]:
         except OSError as error:
             raise OutputError(
                 f"run directory {path.parent} is in use by {held or 'another process'}.",
-                "Wait for it, or name another with --run-dir.",
+                "Wait for it, or name another `run_dir`.",
             ) from error
         with _told(path):
             os.ftruncate(handle, 0)
@@ -47,12 +47,12 @@ def _told(path: Path) -> Iterator[None]:
         if path.is_symlink():
             raise _foreign(path) from error
         raise OutputError(
-            f"run directory {path.parent} cannot be written: {error.strerror}.", "Name another with --run-dir."
+            f"run directory {path.parent} cannot be written: {error.strerror}.", "Name another `run_dir`."
         ) from error
 
 
 def _foreign(path: Path) -> OutputError:
-    return OutputError(f"{path} is no lock of a run directory.", "Move it away, or name another with --run-dir.")
+    return OutputError(f"{path} is no lock of a run directory.", "Move it away, or name another `run_dir`.")
 
 
 def _flag(name: str) -> int:

@@ -12,6 +12,7 @@ import click
 from onnxcalib.checks.check import Finding, check_file, matters
 from onnxcalib.cli.options import FILE, console, echo
 from onnxcalib.cli.target_tables import findings_table
+from onnxcalib.cli.wording import as_typed
 from onnxcalib.errors import ModelError
 from onnxcalib.targets import NAMES, Severity, find_target
 
@@ -35,7 +36,7 @@ def check(model: Path, target: str, as_json: bool) -> None:
     try:
         findings = check_file(model, chosen)
     except ModelError as error:
-        echo(f"Error: {error}", err=True)
+        echo(f"Error: {as_typed(str(error))}", err=True)
         sys.exit(UNREADABLE)
     if as_json:
         listed = [dataclasses.asdict(it) for it in findings]

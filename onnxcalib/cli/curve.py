@@ -16,7 +16,7 @@ from onnxcalib.errors import OutputError
 from onnxcalib.files import check_outputs, replacing
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.sweep import compression_curve
-from onnxcalib.report.plots import check_plot, plot_curve
+from onnxcalib.reports.plots import check_plot, plot_curve
 
 COLUMNS = ("ratio", "method", "size", "estimated_loss", "measured_loss")
 

@@ -15,7 +15,7 @@ from onnxcalib.cli.watch import watching
 from onnxcalib.errors import ModelError, OutputError
 from onnxcalib.pipeline.pipelines import quantize
 from onnxcalib.recipe import Pipeline, Precision, Recipe, parse_bits
-from onnxcalib.report.write import write_report
+from onnxcalib.reports.write import write_report
 
 MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz"
 STEPS = 40  # a layer: fewer than by default, for nobody likes to wait for a demo
@@ -32,7 +32,7 @@ RECIPES = {
 @click.option("--out", type=FILE, default=Path("demo"), show_default=True, help="Folder for the quantized files.")
 @with_runtime
 def demo(out: Path) -> None:
-    """Quantize the small model in models/ five ways and compare each with float.
+    """Quantize a small model, which comes with onnxcalib, five ways and compare each with float.
 
     \b
     onnxcalib demo --out demo
@@ -58,8 +58,10 @@ def demo(out: Path) -> None:
 
 
 def find_models() -> Path:
-    """The models/ folder of the checkout."""
-    for folder in (Path("models"), Path(onnxcalib.__file__).parents[1] / "models"):
+    """Where the demo's model and data are: here, installed with the package, or in the checkout."""
+    package = Path(onnxcalib.__file__).parent
+    for folder in (Path("models"), package / "models", package.parent / "models"):
         if (folder / MODEL).exists():
             return folder
-    raise ModelError("models/ with the demo model is not here.", "Run the demo in a checkout of the repository.")
+    hint = "Install onnxcalib again: its wheel holds them."
+    raise ModelError(f"the demo's model {MODEL} is missing.", hint)

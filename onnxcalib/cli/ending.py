@@ -7,6 +7,7 @@ import signal
 
 import click
 
+from onnxcalib.cli.wording import as_typed
 from onnxcalib.errors import OnnxcalibError, OutputError, first_line
 from onnxcalib.names import in_brief, printable
 
@@ -35,7 +36,7 @@ def last_words(error: BaseException) -> tuple[str, int]:
         asked = isinstance(error, Terminated) or isinstance(error.__cause__, Terminated)
         return str(error) or "interrupted; nothing was written.", TERMINATED if asked else INTERRUPTED
     if isinstance(error, OnnxcalibError):
-        return str(error), error.exit_code
+        return as_typed(str(error)), error.exit_code
     if isinstance(error, MemoryError):
         return "there is too little memory. Free some, or give fewer samples.", MEMORY
     if isinstance(error, OSError):  # a full disk can strike anywhere

@@ -13,7 +13,7 @@ from onnxcalib.cli.options import FILE, console, image_options, preprocess_from,
 from onnxcalib.cli.tables import evaluation_table
 from onnxcalib.cli.watch import watching
 from onnxcalib.numerics.metrics import METRICS
-from onnxcalib.report.data import evaluation
+from onnxcalib.reports.data import evaluation
 
 
 @click.command()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onnxcalib.analysis.diagnose import diagnose_file
-from onnxcalib.analysis.explain import TITLES, Facts, Question, answer
-from onnxcalib.analysis.layer_rows import layer_rows
+from onnxcalib.analysis.explain import TITLES, Question
+from onnxcalib.api.measuring import explain as explain_file
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_runtime
 from onnxcalib.cli.watch import watching
-from onnxcalib.errors import DataError, RecipeError
-from onnxcalib.report.find import find_report
+from onnxcalib.cli.wording import as_typed
 
 
 @click.command()
@@ -35,33 +32,14 @@ def explain(
     onnxcalib explain small.onnx --model model.onnx -d test.npz
     onnxcalib explain small.onnx --question speed
     """
-    if (model is None) != (data is None):
-        given, missing = ("--model", "-d DATA") if data is None else ("-d", "--model FLOAT.onnx")
-        raise RecipeError(f"{given} has no effect alone.", f"Add {missing}.")
-    if report is not None and model is not None:
-        raise RecipeError("--report and --model both say what the layers do.", "Give one of them.")
-    facts = Facts.read(output)
-    if model is not None:
-        with watching() as progress:
-            pixels = preprocess_from(options)
-            listed, found = diagnose_file(facts.file, model, data, preprocess=pixels, progress=progress)
-        facts = replace(facts, rows=layer_rows(facts.file, listed, found))
-    else:
-        told = find_report(output, report)
-        facts = replace(facts, report=told, rows=told["layers"] if told is not None else ())
+    questions = tuple(Question) if question is None else (Question(question),)
+    pixels = preprocess_from(options)
+    with watching() as progress:
+        found = explain_file(
+            output, report=report, model=model, data=data, questions=questions, preprocess=pixels, progress=progress
+        )
     screen = console()
-    for asked in Question if question is None else (Question(question),):
+    for asked, lines in found.items():
         screen.print(TITLES[asked], style="bold")
-        for line in _answered(asked, facts):
-            screen.print(f"  {line}", soft_wrap=True)
-
-
-def _answered(question: Question, facts: Facts) -> list[str]:
-    """The answer; a report whose numbers are not what was written gives none."""
-    try:
-        return answer(question, facts)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        if facts.report is None:
-            raise
-        hint = "Write it again, or move it away and add --model FLOAT.onnx -d DATA."
-        raise DataError(f"the report of {facts.path} is damaged: {type(error).__name__} {error}.", hint) from error
+        for line in lines:
+            screen.print(f"  {as_typed(line)}", soft_wrap=True)

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from onnxcalib.cli.wording import flag
 from onnxcalib.data import Preprocess
 from onnxcalib.errors import RecipeError
 from onnxcalib.names import printable
@@ -67,11 +68,6 @@ def with_options(*groups: Sequence[Option]) -> Option:
         return function
 
     return decorate
-
-
-def flag(key: str) -> str:
-    """The option of a key."""
-    return f"--{key.replace('_', '-')}"
 
 
 def _image_option(key: Key) -> Option:

@@ -22,7 +22,7 @@ from onnxcalib.pipeline.pipelines import quantize as quantize_model
 from onnxcalib.pipeline.result import Result
 from onnxcalib.progress import Event
 from onnxcalib.recipe import Settings
-from onnxcalib.report.write import check_report, write_report
+from onnxcalib.reports.write import check_report, write_report
 
 
 @click.command()

@@ -8,7 +8,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from onnxcalib.cli.options import TYPES, Option, flag, images_from
+from onnxcalib.api.mixing import ANY_SIZE
+from onnxcalib.cli.options import TYPES, Option, images_from
+from onnxcalib.cli.wording import flag
 from onnxcalib.errors import RecipeError
 from onnxcalib.recipe import PRESETS, RECIPE_FIELDS, Recipe, Settings, read_options, settings_of
 from onnxcalib.recipe.choices import ENUMS, Pipeline, parse_bits, parse_choice
@@ -99,6 +101,5 @@ def sweep_from(options: dict[str, Any]) -> Recipe:
     """The recipe of a command that compares a list of bits and aims for nothing."""
     bits = options["bits"] or "8"
     if len(parse_bits(bits)) == 1:
-        raise RecipeError(f"--bits {bits} leaves nothing to compare.", "Give --bits a list such as w4a4,w8a8.")
-    # A list needs an objective; any compression that all assignments keep will do.
-    return recipe_from(options, pipeline=Pipeline.LIGHT, compression=2.0)
+        raise RecipeError(f"`bits={bits!r}` leaves nothing to compare.", "Give `bits` a list such as w4a4,w8a8.")
+    return recipe_from(options, pipeline=Pipeline.LIGHT, compression=ANY_SIZE)

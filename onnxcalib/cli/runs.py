@@ -10,7 +10,7 @@ from rich.table import Table
 from onnxcalib.cache.show import show as read
 from onnxcalib.cli.options import FILE, console
 from onnxcalib.pipeline.stages import STAGES
-from onnxcalib.report.comparison import write_comparison
+from onnxcalib.reports.comparison import write_comparison
 
 
 @click.group()

@@ -17,6 +17,7 @@ from rich.text import Text
 from onnxcalib.cli.doctor import PACKAGES
 from onnxcalib.cli.ending import last_words
 from onnxcalib.cli.options import PlainConsole
+from onnxcalib.cli.wording import as_typed
 from onnxcalib.progress import Event
 from onnxcalib.runtime.installed import version_of
 
@@ -74,7 +75,7 @@ class Watch:
         elif event.name == "resumed":
             self.say(f"resumed: {', '.join(event.values['reused'])}")
         elif event.name == "warning":
-            self.say(f"Warning: {event.values['message']}")
+            self.say(f"Warning: {as_typed(event.values['message'])}")
         if self._verbose and event.name != "warning":
             self._log(event)
 

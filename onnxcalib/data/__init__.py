@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxcalib.data.check import are_classes
+from onnxcalib.data.containers import Transform, transformed
 from onnxcalib.data.mixup import MixedPairs, can_be_mixed
 from onnxcalib.data.opening import data_files, open_data
 from onnxcalib.data.preprocess import Preprocess
@@ -15,6 +16,7 @@ __all__ = [
     "InputSpec",
     "MixedPairs",
     "Preprocess",
+    "Transform",
     "are_classes",
     "can_be_mixed",
     "data_files",
@@ -24,5 +26,6 @@ __all__ = [
     "shuffled",
     "split",
     "train_validation_split",
+    "transformed",
     "why_not_parted",
 ]

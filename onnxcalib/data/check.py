@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxcalib.data.containers import by_name
 from onnxcalib.data.spec import LABELS, Array, Feed, InputSpec, Labels, show
 from onnxcalib.errors import DataError, near
 
@@ -97,15 +98,15 @@ def check_finite(array: Array, where: Callable[[int], str]) -> Array:
 
 def check_feed(item: object, inputs: Sequence[InputSpec], where: str) -> tuple[Feed, Labels | None]:
     """Turn what somebody gave as one feed into arrays that fit the inputs, and its labels if it has them."""
-    if not isinstance(item, Mapping):
-        hint = "Yield a dict from input name to NumPy array."
-        raise DataError(f"A feed is a dict of arrays, but {where} is a {type(item).__name__}.", hint)
-    given = {str(name): value for name, value in item.items()}
+    given = by_name(item, inputs, where)
     check_names(given, inputs, where)
     feed = {}
     for spec in inputs:
         title = f"Array '{spec.name}' of {where}"
-        array = feed[spec.name] = as_array(given[spec.name], title)
+        array = as_array(given[spec.name], title)
+        if array.ndim == spec.rank - 1 and spec.shape[0] in (None, 1):
+            array = array[np.newaxis]  # a single sample, as datasets of torch give them
+        feed[spec.name] = array
         check_dtype(array.dtype, spec, title)
         check_axes(array.shape, spec.shape, spec, title)
         if array.size == 0:
@@ -113,7 +114,10 @@ def check_feed(item: object, inputs: Sequence[InputSpec], where: str) -> tuple[F
     if LABELS in feed or LABELS not in given:
         return feed, None
     title = f"Array '{LABELS}' of {where}"
-    return feed, check_labels(np.atleast_1d(as_array(given[LABELS], title)), samples_in(feed), title)
+    try:
+        return feed, check_labels(np.atleast_1d(as_array(given[LABELS], title)), samples_in(feed), title)
+    except DataError as error:
+        raise DataError(error.message, f"{error.hint} Others are left out by a `transform` of each item.") from error
 
 
 def samples_in(feed: Feed) -> int:
@@ -123,8 +127,10 @@ def samples_in(feed: Feed) -> int:
 
 
 def as_array(value: object, where: str) -> Array:
-    """A NumPy array, whatever array-like it was."""
+    """A NumPy array, whatever array-like it was; a tensor of torch may be on another device, or want gradients."""
     try:
+        if callable(getattr(value, "detach", None)) and callable(getattr(value, "cpu", None)):
+            value = value.detach().cpu()  # type: ignore[attr-defined]
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{where} is not an array: {error}.", "Give a NumPy array.") from error

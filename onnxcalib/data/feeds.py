@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, islice
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class FeedDataset:
     read: Callable[[Sequence[int]], Iterator[Feed]]
     title: Callable[[int], str]
     streamed: bool = False
+    uniform: bool = False  # all feeds are batches of samples of one shape, of one size but for the last
+    fixed: int | None = None  # the batch size that the model fixes
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -94,8 +97,8 @@ def from_files(
     def read(numbers: Sequence[int]) -> Iterator[Feed]:
         return (check_feed(load(number), inputs, titles[number])[0] for number in numbers)
 
-    places, labels = _survey((load(number) for number in range(len(titles))), inputs, source, titles.__getitem__)
-    return FeedDataset(source, labels, places, read, titles.__getitem__)
+    found = _survey((load(number) for number in range(len(titles))), inputs, source, titles.__getitem__)
+    return FeedDataset(source, found.labels, found.places, read, titles.__getitem__, **found.cut)
 
 
 def from_iterable(source: str, inputs: Sequence[InputSpec], feeds: Iterable[object]) -> FeedDataset:
@@ -111,15 +114,16 @@ def from_iterable(source: str, inputs: Sequence[InputSpec], feeds: Iterable[obje
         for number, item in zip(numbers, items(numbers), strict=False):
             yield check_feed(item, inputs, title(number))[0]
 
-    places, labels = _survey(feeds, inputs, source, title, lambda _, feed: fingerprint(feed))
-    return FeedDataset(source, labels, places, read, title, streamed=not isinstance(feeds, Sequence))
+    found = _survey(feeds, inputs, source, title, lambda _, feed: fingerprint(feed))
+    streamed = not isinstance(feeds, Sequence)
+    return FeedDataset(source, found.labels, found.places, read, title, streamed, **found.cut)
 
 
 def from_one_shot(source: str, inputs: Sequence[InputSpec], feeds: Iterable[object]) -> FeedDataset:
     """Feeds that can be had only once: they are written to a temporary folder, one in memory at a time."""
     spool, title = _SpooledFeeds(inputs), partial(_title, f"the {source}")
-    places, labels = _survey(feeds, inputs, source, title, spool.write)
-    return FeedDataset(source, labels, places, spool.read, title)
+    found = _survey(feeds, inputs, source, title, spool.write)
+    return FeedDataset(source, found.labels, found.places, spool.read, title, **found.cut)
 
 
 def from_dataset(dataset: Dataset) -> FeedDataset:
@@ -128,16 +132,60 @@ def from_dataset(dataset: Dataset) -> FeedDataset:
     def read(numbers: Sequence[int]) -> Iterator[Feed]:
         return islice(dataset.batches(1), numbers[0], numbers[-1] + 1)
 
-    places = _places([(samples_in(feed), None) for feed in dataset.batches(1)])
+    cut = _Cut()
+    places = _places([(samples_in(cut.seen(feed)), None) for feed in dataset.batches(1)])
     samples = sum(place.count for place in places)
     if dataset.labels is not None and len(dataset.labels) != samples:
         message = f"{dataset.source} has {len(dataset.labels)} labels for {samples} samples."
         raise DataError(message, "Give one label for every sample.")
-    return FeedDataset(dataset.source, dataset.labels, places, read, partial(_title, dataset.source), streamed=True)
+    # It gives one sample where it can: more are a batch that the model fixes.
+    fixed = places[0].count if places and places[0].count > 1 else None
+    uniform = cut.uniform(places) and (fixed is None or places[-1].count == fixed)
+    title = partial(_title, dataset.source)
+    return FeedDataset(dataset.source, dataset.labels, places, read, title, True, uniform, fixed)
+
+
+def spooled(dataset: FeedDataset) -> FeedDataset:
+    """Feeds of a stream, stored so that they can be had in any order."""
+    spool: _SpooledFeeds | None = None
+    for number, feed in enumerate(dataset.batches(1)):
+        spool = spool or _SpooledFeeds([InputSpec(name, array.dtype, array.shape) for name, array in feed.items()])
+        spool.write(number, feed)
+    assert spool is not None, "a dataset has feeds"
+    places = tuple(replace(place, number=number, content=None) for number, place in enumerate(dataset.places))
+    return replace(dataset, read=spool.read, places=places, streamed=False)
 
 
 def _title(source: str, number: int) -> str:
     return f"feed {number} of {source}"
+
+
+@dataclass(frozen=True)
+class _Survey:
+    places: tuple[Place, ...]
+    labels: Labels | None
+    cut: dict[str, Any]  # whether and how feeds can be cut into samples
+
+
+class _Cut:
+    """Looks at feeds to tell whether they are batches of samples of one shape."""
+
+    def __init__(self) -> None:
+        self._kinds: set[tuple[Any, ...]] = set()
+
+    def seen(self, feed: Feed) -> Feed:
+        lengths = {array.shape[:1] for array in feed.values()}
+        whole = len(lengths) > 1 or () in lengths or any(array.dtype.hasobject for array in feed.values())
+        shapes = ((name, array.dtype, array.shape[1:]) for name, array in sorted(feed.items()))
+        self._kinds.add(() if whole else tuple(shapes))
+        return feed
+
+    def uniform(self, places: Sequence[Place]) -> bool:
+        """Feeds of many sizes are sequences of many lengths rather than what a loader batched."""
+        counts = [place.count for place in places]
+        return (
+            len(self._kinds) == 1 and () not in self._kinds and len(set(counts[:-1])) <= 1 and counts[-1] <= counts[0]
+        )
 
 
 def _survey(
@@ -146,12 +194,12 @@ def _survey(
     source: str,
     title: Callable[[int], str],
     keep: Callable[[int, Feed], bytes | None] = lambda _number, _feed: None,
-) -> tuple[tuple[Place, ...], Labels | None]:
-    """Check every feed once; return where each lies and the labels of all."""
-    found, labels = [], []
+) -> _Survey:
+    """Check every feed once; tell where each lies, the labels of all, and whether they can be cut."""
+    found, labels, cut = [], [], _Cut()
     for number, item in enumerate(items):
         feed, some = check_feed(item, inputs, title(number))
-        found.append((samples_in(feed), keep(number, feed)))
+        found.append((samples_in(cut.seen(feed)), keep(number, feed)))
         if some is not None:
             labels.append(some)
         if len(labels) not in (0, len(found)):
@@ -159,7 +207,10 @@ def _survey(
             raise DataError(f"Some feeds have labels and others none: see {title(number)}.", hint)
     if not found:
         raise DataError(f"The {source} yields no feeds.", "Give at least one; a generator that was used up is empty.")
-    return _places(found), np.concatenate(labels) if labels else None
+    places, sizes = _places(found), {spec.shape[0] for spec in inputs if spec.shape}
+    uniform = cut.uniform(places) and len(sizes) == 1
+    how = {"uniform": uniform, "fixed": next(iter(sizes)) if uniform else None}
+    return _Survey(places, np.concatenate(labels) if labels else None, how)
 
 
 def _places(found: Sequence[tuple[int, bytes | None]]) -> tuple[Place, ...]:
@@ -173,13 +224,13 @@ class _SpooledFeeds:
     def __init__(self, inputs: Sequence[InputSpec]) -> None:
         self._inputs = inputs
         self._starts: list[list[int]] = []  # of each feed, by input
-        with _writable():
+        with storing():
             self._spool = Spool()
 
     def write(self, _number: int, feed: Feed) -> None:
         self._starts.append([])
         for spec in self._inputs:
-            with _writable(), self._spool.adding() as file:
+            with storing(), self._spool.adding() as file:
                 self._starts[-1].append(file.tell())
                 np.save(file, feed[spec.name], allow_pickle=False)
 
@@ -195,9 +246,12 @@ class _SpooledFeeds:
 
 
 @contextlib.contextmanager
-def _writable() -> Iterator[None]:
+def storing() -> Iterator[None]:
+    """What to say where there is no room for data that has to be stored."""
     try:
         yield
     except (OSError, ValueError) as error:
-        hint = "Free some disk space or set TMPDIR; or give a list, which is read again instead of being stored."
+        hint = (
+            "Free some disk space, set TMPDIR to a folder with more, or give an npz file, which is read where it lies."
+        )
         raise DataError(f"The feeds cannot be stored in {tempfile.gettempdir()}: {error}.", hint) from error

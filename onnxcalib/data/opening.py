@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxcalib.data.arrays import Npz, readable
 from onnxcalib.data.check import as_array, check_label_header, check_names
+from onnxcalib.data.containers import Transformed, items_of
 from onnxcalib.data.feeds import FeedDataset, from_iterable, from_one_shot
 from onnxcalib.data.folder import open_folder, refuse_preprocess
 from onnxcalib.data.images import SUFFIXES
@@ -18,7 +19,10 @@ from onnxcalib.data.spec import LABELS, Array, Dataset, InputSpec
 from onnxcalib.data.steady import SteadyDataset
 from onnxcalib.errors import DataError
 
-_KINDS = "Give a .npz file; a folder of .npy files, .npz files, images or test_data_set_* folders; or Python feeds."
+_KINDS = (
+    "Give a .npz file; a folder of .npy files, .npz files, images or test_data_set_* folders; "
+    "or arrays, feeds or a loader from Python."
+)
 
 
 def open_data(source: Any, inputs: Sequence[InputSpec], preprocess: Preprocess | None = None) -> Dataset:
@@ -27,24 +31,24 @@ def open_data(source: Any, inputs: Sequence[InputSpec], preprocess: Preprocess |
         raise DataError("The model has no inputs, so it needs no data.", "Check that it is the right model.")
     if isinstance(source, str | os.PathLike):
         return _open_path(Path(source), inputs, preprocess)
-    refuse_preprocess(preprocess, f"a Python {type(source).__name__}")
+    given = source.source if isinstance(source, Transformed) else source
+    refuse_preprocess(preprocess, f"a Python {type(given).__name__}")
     if isinstance(source, Mapping):
         arrays = {str(name): value for name, value in source.items()}
         check_names(arrays, inputs, "the dict")
         return _open_arrays("python dict", inputs, arrays, lambda name: as_array(arrays[name], f"Array '{name}'"))
-    if callable(getattr(source, "get_next", None)):
-        return from_one_shot("python data reader", inputs, _until_none(source.get_next))
     if isinstance(source, SampleDataset | FeedDataset | SteadyDataset):
         return source
     if isinstance(source, Dataset):
         return SteadyDataset(source)
-    if not isinstance(source, Iterable):
+    if hasattr(source, "__array__") and len(inputs) == 1:
+        arrays = {inputs[0].name: as_array(source, "The array")}
+        return _open_arrays("python array", inputs, arrays, arrays.__getitem__)
+    found = items_of(source)
+    if found is None:
         raise DataError(f"A {type(source).__name__} is no data.", _KINDS)
-    feeds = iter(source)
-    # An iterator, or an object that hands out the same iterator again, can be read only once.
-    if feeds is source or iter(source) is feeds:
-        return from_one_shot("python iterable", inputs, feeds)
-    return from_iterable("python iterable", inputs, source)
+    name, items, once = found
+    return from_one_shot(name, inputs, items) if once else from_iterable(name, inputs, items)
 
 
 def data_files(path: Path) -> Iterator[Path]:
@@ -86,8 +90,3 @@ def _open_arrays(
     arrays = {spec.name: get(spec.name) for spec in inputs}
     labels = get(LABELS) if LABELS in names and LABELS not in arrays else None
     return from_arrays(source, inputs, arrays, labels)
-
-
-def _until_none(get_next: Callable[[], object]) -> Iterator[object]:
-    while (feed := get_next()) is not None:
-        yield feed

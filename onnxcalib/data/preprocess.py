@@ -20,14 +20,23 @@ _STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How images are prepared; the defaults are those of most ImageNet models."""
+    """How images are prepared; the defaults are those of most ImageNet models.
 
-    resize: int | None = None  # the shorter side in pixels; None: the longer side of the crop * 256 / 224
-    crop: int | tuple[int, int] | None = None  # centre crop, height and width; None: the size that the model fixes
+    Attributes:
+        resize: The shorter side in pixels; by default the longer side of the crop * 256 / 224.
+        crop: Centre crop, one number or height and width; by default the size that the model fixes.
+        mean: What is subtracted, one number or one a channel.
+        std: What is divided by after that, one number or one a channel.
+        scale: What pixels are divided by first; 1.0 keeps 0..255.
+        layout: "nchw" or "nhwc"; by default told from the axis of the model input that has size 1 or 3.
+    """
+
+    resize: int | None = None
+    crop: int | tuple[int, int] | None = None
     mean: tuple[float, ...] = _MEAN
     std: tuple[float, ...] = _STD
-    scale: float = 255.0  # pixels are divided by this first; 1.0 keeps 0..255
-    layout: Layout | None = None  # None: told from the axis of the model input that has size 1 or 3
+    scale: float = 255.0
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work for any model."""

@@ -9,6 +9,7 @@ import numpy as np
 from onnxcalib.data.feeds import FeedDataset, from_dataset
 from onnxcalib.data.samples import SampleDataset
 from onnxcalib.data.spec import Dataset
+from onnxcalib.data.stored import stored
 from onnxcalib.errors import DataError
 
 HELD_OUT = 128  # samples at most; half as many judge too roughly whether training helps
@@ -17,10 +18,10 @@ ORDER = 0x0D0E  # beside the seed, so that training draws other numbers from it
 
 
 def shuffled(dataset: Dataset, seed: int) -> Dataset:
-    """The samples, or whole feeds, in the one order that the seed names; a stream stays in its own."""
-    if isinstance(dataset, SampleDataset | FeedDataset):
-        return dataset.shuffled(np.random.default_rng([seed, ORDER]))
-    return dataset
+    """The samples in the one order that the seed names, whatever holds them; feeds of many sizes stay whole."""
+    pieces = pieces_of(dataset)
+    pieces = pieces if isinstance(pieces, SampleDataset) else stored(pieces)
+    return pieces.shuffled(np.random.default_rng([seed, ORDER]))
 
 
 def place_of(dataset: Dataset, sample: int) -> int:

@@ -36,7 +36,7 @@ def assign(table: SensitivityTable, request: Request, measure: Measure) -> Assig
     budget = most - table.base_loss
     if budget < 0:
         raise RecipeError(
-            f"--max-loss {most:.6g} cannot be kept: with every layer at {table.base} the loss is already "
+            f"`max_loss={most:.6g}` cannot be kept: with every layer at {table.base} the loss is already "
             f"{table.base_loss:.6g}.",
             "Ask for at least that much, or for more bits.",
         )
@@ -55,7 +55,7 @@ def assign(table: SensitivityTable, request: Request, measure: Measure) -> Assig
                 return found
             break
     raise RecipeError(
-        f"--max-loss {most:.6g} could not be kept in {tries} tries; the last lost {found.measured_loss:.6g}.",
+        f"`max_loss={most:.6g}` could not be kept in {tries} tries; the last lost {found.measured_loss:.6g}.",
         "Allow more loss, or offer more bits.",
     )
 
@@ -89,7 +89,7 @@ def solve(table: SensitivityTable, request: Request, method: str) -> Allocation:
             return minimise_loss(table, limits, overrides)
         return maximise_gain(table, request.minimise, request.max_loss - table.base_loss, limits, overrides)
     if request.max_loss is not None or len(limits) != 1:
-        raise RecipeError(f"--method {method} takes one limit and no --max-loss.", "Give --compression alone.")
+        raise RecipeError(f"`method={method!r}` takes one limit and no `max_loss`.", "Give `compression` alone.")
     return GREEDY[method](table, limits[0], overrides)
 
 

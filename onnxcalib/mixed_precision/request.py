@@ -50,7 +50,7 @@ def check_overrides(overrides: Mapping[str, Override], layers: Sequence[Layer], 
         if own.symmetric is False and target.symmetric_weights:
             lacks = "asymmetric weights"
         if lacks:
-            raise RecipeError(f"--override of '{layer.name}': target {target.name} has no {lacks}.", "Leave that out.")
+            raise RecipeError(f"`overrides` of '{layer.name}': target {target.name} has no {lacks}.", "Leave that out.")
 
 
 def edge_precisions(names: Sequence[str], recipe: Recipe, precision: Precision) -> dict[str, Precision]:
@@ -91,7 +91,7 @@ def candidate_precisions(layers: Sequence[Layer], recipe: Recipe) -> CandidatePr
 def add_cost_tables(table: SensitivityTable, recipe: Recipe) -> SensitivityTable:
     """The table with the user's own costs."""
     for text in recipe.costs:
-        name, path = parse_pair("cost", text)
+        name, path = parse_pair("costs", text)
         table = with_costs(table, name, Path(path))
     return table
 
@@ -109,9 +109,9 @@ def check_bits(recipe: Recipe, target: Target) -> tuple[Precision, ...]:
             ("activation", precision.activation, (*target.activation_bits, FLOAT_BITS)),
         ):
             if bits not in allowed:
-                option = "--bits" if precision in recipe.bits else "--edge-bits" if precision in edges else "--override"
+                option = "bits" if precision in recipe.bits else "edge_bits" if precision in edges else "overrides"
                 raise RecipeError(
-                    f"target {target.name} does not allow {bits} {what} bits ({option} {precision}).",
+                    f"target {target.name} does not allow {bits} {what} bits (`{option}={str(precision)!r}`).",
                     f"It allows {widths(target.weight_bits)} bits for weights and {widths(target.activation_bits)} "
                     "for activations.",
                 )
@@ -133,16 +133,16 @@ def _limits(table: SensitivityTable, recipe: Recipe) -> list[Limit]:
     limits = []
     if recipe.compression is not None:
         if "size" not in table.float_costs:
-            raise RecipeError("--compression needs the float size, which the table lacks.", "Measure the table again.")
+            raise RecipeError("`compression` needs the float size, which the table lacks.", "Measure the table again.")
         limits.append(Limit("size", recipe.compression * table.float_costs["size"]))
     for text in recipe.limits:
-        name, value = parse_pair("limit", text)
+        name, value = parse_pair("limits", text)
         if name not in table.cost_names():
-            raise RecipeError(f"--limit '{text}' names no cost.", near(name, table.cost_names()))
+            raise RecipeError(f"`limits={text!r}` names no cost.", near(name, table.cost_names()))
         try:
             number = float(value)
         except ValueError as error:
-            raise RecipeError(f"--limit '{text}' has no number.", "Write bops=0.05.") from error
+            raise RecipeError(f"`limits={text!r}` has no number.", "Write bops=0.05.") from error
         limits.append(Limit(name, number * table.float_costs.get(name, 1.0)))
     return limits
 
@@ -162,20 +162,20 @@ def _precisions(names: Sequence[str], recipe: Recipe) -> dict[str, Precision]:
 def _check_weight_only(recipe: Recipe, target: Target) -> None:
     if not target.weight_only_bits:
         raise RecipeError(
-            f"target {target.name} has no use for quantized weights under float activations.", "Give --bits 8 or w4a8."
+            f"target {target.name} has no use for quantized weights under float activations.", "Give `bits` 8 or w4a8."
         )
     asked = {precision.weight for precision in recipe.bits} | {recipe.edge_bits}
     if target.weight_only_blocks is Blocks.NEEDED and recipe.block_size is None and 4 in asked:
         raise RecipeError(
-            f"target {target.name} takes four-bit weights alone in blocks only.", "Give --block-size, such as 128."
+            f"target {target.name} takes four-bit weights alone in blocks only.", "Give `block_size`, such as 128."
         )
     if recipe.block_size is not None and target.opset_limit < BLOCK_OPSET:
         raise RecipeError(
-            f"--block-size needs opset {BLOCK_OPSET}, and target {target.name} reads {target.opset_limit} at most.",
+            f"`block_size` needs opset {BLOCK_OPSET}, and target {target.name} reads {target.opset_limit} at most.",
             "Leave it out.",
         )
     if recipe.block_size is not None and target.weight_only_blocks is Blocks.NONE:
-        raise RecipeError(f"target {target.name} does not take --block-size.", "Leave it out.")
+        raise RecipeError(f"target {target.name} does not take `block_size`.", "Leave it out.")
 
 
 def _unmeasured(recipe: Recipe, layers: Sequence[Layer]) -> SensitivityTable:

@@ -147,7 +147,10 @@ def constant_bytes(model: onnx.ModelProto) -> int:
 def write_model(model: onnx.ModelProto, path: str | Path, limit: int = PROTOBUF_LIMIT) -> None:
     """Writes the file under a temporary name and renames it, so that a half-written one never stands there.
 
-    From so many bytes on, the weights go into a file beside it.
+    Args:
+        model: The model to write, which stays as it is.
+        path: The file to write.
+        limit: From so many bytes on, the weights go into a file beside it, PATH.data.
     """
     path = Path(path)
     if model.ByteSize() < limit:

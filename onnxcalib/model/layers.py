@@ -245,10 +245,10 @@ def choose(layers: LayerList, include: Sequence[str], exclude: Sequence[str]) ->
     for option, pattern in (*(("include", it) for it in include), *(("exclude", it) for it in exclude)):
         found = {name for name in names if fnmatch.fnmatchcase(name, pattern)}
         if not found:
-            raise RecipeError(f"--{option} '{pattern}' matches no layer.", near(pattern, names))
+            raise RecipeError(f"`{option}={pattern!r}` matches no layer.", near(pattern, names))
         matched[option] |= found
     wanted = (matched["include"] if include else set(names)) - matched["exclude"]
     chosen = tuple(layer for layer in layers.layers if layer.name in wanted)
     if not chosen:
-        raise RecipeError("every layer is excluded.", "Narrow --exclude or widen --include.")
+        raise RecipeError("every layer is excluded.", "Narrow `exclude` or widen `include`.")
     return chosen

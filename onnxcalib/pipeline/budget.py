@@ -29,7 +29,7 @@ def within_drop(job: Job, candidates: Candidates, table: SensitivityTable, tuned
     """
     if job.branch is not None:
         raise ModelError(
-            f"--max-drop cannot be kept for {job.model.source}: its layers lie in branches of an If.",
+            f"`max_drop` cannot be kept for {job.model.source}: its layers lie in branches of an If.",
             "Quantize it at one precision, and measure it with evaluate.",
         )
     most = job.recipe.max_drop
@@ -106,7 +106,7 @@ def _unreachable(job: Job, most: float, proven: list[tuple[Drop, float]], table:
     drop, size = min(proven, key=lambda pair: pair[0].value)
     share = size / table.float_costs["size"]
     return RecipeError(
-        f"--max-drop {most:g} cannot be kept: on {drop.samples} samples held out, {job.metric.name} falls by "
+        f"`max_drop={most:g}` cannot be kept: on {drop.samples} samples held out, {job.metric.name} falls by "
         f"{drop.value:.4g} (from {drop.before:.4g} to {drop.after:.4g}) at the least, with {size:,.0f} bytes of "
         f"constants, {share:.3f} of the float ones.",
         "Allow more, offer more bits, or give more samples.",

@@ -145,7 +145,7 @@ def _metric(recipe: Recipe, own: MetricFunction | None) -> Metric | None:
     """What the user judges by; None where the recipe does not ask for it."""
     if recipe.max_drop is None and recipe.loss is not LossKind.METRIC:
         if own is not None:
-            raise RecipeError("a metric has no effect without --max-drop or --loss metric.", "Give one of them.")
+            raise RecipeError("a metric has no effect without `max_drop` or `loss='metric'`.", "Give one of them.")
         return None
     if own is not None and recipe.metric is not None:
         raise RecipeError(f"there are two metrics: {recipe.metric}, and a function.", "Give one of them.")
@@ -177,12 +177,12 @@ def _chosen(listed: LayerList, recipe: Recipe, source: str) -> tuple[set[str], R
         )
     chosen = choose(listed, recipe.include, recipe.exclude)
     if recipe.block_size is not None and not any(layer.has_sums for layer in chosen):
-        raise RecipeError(f"--block-size has no effect: {source} has no Gemm or MatMul to quantize.", "Leave it out.")
+        raise RecipeError(f"`block_size` has no effect: {source} has no Gemm or MatMul to quantize.", "Leave it out.")
     named = naming_layers(recipe, chosen)
     found = by_layer(named.overrides, [layer.name for layer in chosen])
     kept = {layer.name for layer in chosen if layer.name not in found or not found[layer.name].is_float}
     if not kept:
-        raise RecipeError("every layer is left float by --override.", "Leave some to be quantized.")
+        raise RecipeError("every layer is left float by `overrides`.", "Leave some to be quantized.")
     return kept, named
 
 

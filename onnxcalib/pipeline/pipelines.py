@@ -13,6 +13,7 @@ import onnx
 from onnxcalib.autodiff.gradients import choose_engine
 from onnxcalib.cache.folder import check_run_directory
 from onnxcalib.data import Preprocess, why_not_parted
+from onnxcalib.data.absent import no_data
 from onnxcalib.files import check_outputs
 from onnxcalib.mixed_precision.request import add_cost_tables, check_mixed
 from onnxcalib.model.branches import with_branch
@@ -70,6 +71,18 @@ def quantize(  # noqa: PLR0913
             result.save(output)
             result = replace(result, output=Path(output))
     return result
+
+
+def quantize_weights(model: str | Path | onnx.ModelProto, recipe: Recipe, output: str | Path) -> Result:
+    """Quantizes weights alone, by their values: there is no data, and nothing is measured."""
+    assert recipe.weight_only, "activations need data"
+    reads = (*models_read(model), *recipe_read(recipe))
+    check_outputs(model_outputs("output", Path(output)), reads)
+    started = start(model, no_data(), recipe)
+    outcomes = [Outcome(final_scales(job, _uniform(job))) for job in started.jobs]
+    result = replace(_joined(started, outcomes), reads=reads)
+    result.save(output)
+    return replace(result, output=Path(output))
 
 
 def _tell_if_nothing_is_held_out(jobs: Sequence[Job]) -> None:

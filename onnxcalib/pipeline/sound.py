@@ -91,7 +91,7 @@ def warn_of_broken(job: Job, noise: OutputNoise) -> None:
     where = "" if job.branch is None else f"{job.branch.attribute} of '{job.branch.node}': "
     message = (
         f"{where}{_said(noise.broken)} on calibration samples; no few layers cause it. Check that the samples are "
-        "real and preprocessed as the model expects, or give more bits, or --bits w8 for weights alone."
+        "real and preprocessed as the model expects, or give more bits, or `bits='w8'` for weights alone."
     )
     job.run.listener(Event("warning", {"message": message}))
 
@@ -101,7 +101,7 @@ def _refused(job: Job, noise: OutputNoise, left: LeftFloat) -> ModelError:
     why = f", most of it by {listed(causes)}" if causes else ""
     return ModelError(
         f"{job.model.source}: quantized, {_said(noise.broken)}{why}.",
-        "Give --on-broken float to leave what causes it float, or keep.",
+        "Give `on_broken='float'` to leave what causes it float, or `on_broken='keep'`.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from onnxcalib.mixed_precision.curve import Point, curve, ratios_between
 from onnxcalib.mixed_precision.request import Request
 from onnxcalib.mixed_precision.sensitivity import Measured
 from onnxcalib.pipeline import stages
-from onnxcalib.pipeline.job import Job, Start, start
+from onnxcalib.pipeline.job import Job, Run, Start, start
 from onnxcalib.pipeline.pipelines import with_equal_channels
 from onnxcalib.plan import Candidates
-from onnxcalib.progress import Progress, silent
+from onnxcalib.progress import Progress, listener_of, silent
 from onnxcalib.recipe import Recipe
 
 
@@ -29,7 +30,7 @@ def sensitivity(
     progress: Progress = silent,
 ) -> Measured:
     """What each layer loses at each precision of the recipe."""
-    job = with_equal_channels(_own_graph(start(model, calibration, recipe, preprocess, progress)))
+    job = with_equal_channels(_own_graph(start(model, calibration, recipe, preprocess, progress), progress))
     return stages.sensitivities(job, candidates_of(job))
 
 
@@ -44,7 +45,7 @@ def compression_curve(
     progress: Progress = silent,
 ) -> list[Point]:
     """Assignments from the smallest file to all layers at the base precision, by all three methods."""
-    job = with_equal_channels(_own_graph(start(model, calibration, recipe, preprocess, progress)))
+    job = with_equal_channels(_own_graph(start(model, calibration, recipe, preprocess, progress), progress))
     candidates = candidates_of(job)
     table = stages.sensitivities(job, candidates).table
     overrides = Request.of(table, recipe).overrides
@@ -61,11 +62,11 @@ def candidates_of(job: Job) -> Candidates:
     return stages.rounded_candidates(job, stages.statistics(job))
 
 
-def _own_graph(started: Start) -> Job:
+def _own_graph(started: Start, progress: Progress) -> Job:
     job = started.jobs[0]
     if job.branch is not None:
         raise ModelError(
             f"all layers of {started.model.source} lie in branches of an If, where bits are not assigned.",
             "Quantize it at one precision.",
         )
-    return job
+    return replace(job, run=Run(listener_of(progress)))

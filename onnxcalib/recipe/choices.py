@@ -108,7 +108,7 @@ def parse_bits(text: str) -> tuple[Precision, ...]:
     """Reads a comma-separated list of precisions; each may stand once."""
     choices = tuple(Precision.parse(part) for part in text.split(","))
     if len(set(choices)) != len(choices):
-        raise RecipeError(f"--bits {text} names a precision twice.", "Name each once.")
+        raise RecipeError(f"`bits={text!r}` names a precision twice.", "Name each once.")
     return choices
 
 
@@ -130,15 +130,15 @@ def parse_choice(option: str, value: str) -> enum.StrEnum:
     try:
         return kind(value)
     except ValueError as error:
-        what, (*others, last) = option.replace("_", "-"), kind
+        *others, last = kind
         hint = f"Choose {', '.join(others)} or {last}."
-        raise RecipeError(f"'{value}' is not a choice for --{what}.", hint) from error
+        raise RecipeError(f"'{value}' is not a choice for `{option}`.", hint) from error
 
 
 def parse_pair(option: str, text: str) -> tuple[str, str]:
     """Reads NAME=VALUE."""
     # A pattern may hold an equals sign, and so may a path.
-    name, equals, value = text.partition("=") if option == "cost" else text.rpartition("=")
+    name, equals, value = text.partition("=") if option == "costs" else text.rpartition("=")
     if not equals or not name or not value:
-        raise RecipeError(f"--{option} '{text}' is not of the form NAME=VALUE.", "Mend it.")
+        raise RecipeError(f"`{option}={text!r}` is not of the form NAME=VALUE.", "Mend it.")
     return name, value

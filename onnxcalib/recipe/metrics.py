@@ -21,18 +21,18 @@ def find_metric(wanted: str | MetricFunction) -> Metric:
         return METRICS[wanted]
     module, colon, name = wanted.partition(":")
     if not colon:
-        raise RecipeError(f"--metric '{wanted}' is unknown.", f"{near(wanted, METRICS)} Or name MODULE:FUNCTION.")
+        raise RecipeError(f"`metric={wanted!r}` is unknown.", f"{near(wanted, METRICS)} Or name MODULE:FUNCTION.")
     sys.path.insert(0, "")  # a file beside the user's data, as `python -m` would find it
     try:
         function = getattr(importlib.import_module(module), name, None)
     except Exception as error:
         raise RecipeError(
-            f"--metric '{wanted}': {module} cannot be imported: {first_line(error)}.", "Mend it."
+            f"`metric={wanted!r}`: {module} cannot be imported: {first_line(error)}.", "Mend it."
         ) from error
     finally:
         sys.path.remove("")
     if not callable(function):
-        raise RecipeError(f"--metric '{wanted}': {module} has no function {name}.", "Mend the name.")
+        raise RecipeError(f"`metric={wanted!r}`: {module} has no function {name}.", "Mend the name.")
     return _own(function, wanted)
 
 

@@ -38,12 +38,12 @@ SETTINGS = ("symmetric", "per_channel")  # for which False says something
 
 def parse_override(text: str) -> tuple[str, Override]:
     """Reads PATTERN=VALUE, where the value may be several joined by a plus."""
-    pattern, value = parse_pair("override", text)
+    pattern, value = parse_pair("overrides", text)
     found = Override()
     for word in value.split("+"):
         found = _parse(word.strip().lower(), text).over(found)
     if found.is_float and found != Override(is_float=True):
-        raise RecipeError(f"--override '{text}' says more of a layer that stays float.", "Say float alone.")
+        raise RecipeError(f"`overrides={text!r}` says more of a layer that stays float.", "Say float alone.")
     return pattern, found
 
 
@@ -59,23 +59,14 @@ def _parse(word: str, text: str) -> Override:
     try:
         return Override(precision=Precision.parse(word))
     except RecipeError as error:
-        raise RecipeError(f"--override '{text}': '{word}' is nothing that a layer can get.", EXAMPLES) from error
-
-
-def written(overrides: Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
-    """Overrides as a recipe keeps them; a mapping goes from pattern to value."""
-    if isinstance(overrides, Mapping):
-        overrides = [f"{pattern}={value}" for pattern, value in overrides.items()]
-    for text in overrides:
-        parse_override(text)
-    return tuple(overrides)
+        raise RecipeError(f"`overrides={text!r}`: '{word}' is nothing that a layer can get.", EXAMPLES) from error
 
 
 def expanded(overrides: Sequence[str], ops: Mapping[str, str]) -> tuple[str, ...]:
     """The same with each pattern replaced by the names of the layers that it matches, given with their ops."""
     found = []
     for text in overrides:
-        pattern, value = parse_pair("override", text)
+        pattern, value = parse_pair("overrides", text)
         found += [f"{glob.escape(name)}={value}" for name in _matched(pattern, ops, text)]
     return tuple(found)
 
@@ -98,5 +89,5 @@ def _matched(pattern: str, ops: Mapping[str, str], text: str) -> list[str]:
     wanted, known = (pattern.removeprefix(OP), ops.values()) if by_op else (pattern, names)
     matched = [name for name in names if fnmatch.fnmatchcase(ops[name] if by_op else name, wanted)]
     if not matched:
-        raise RecipeError(f"--override '{text}' matches no layer.", near(wanted, sorted(set(known) - {""})))
+        raise RecipeError(f"`overrides={text!r}` matches no layer.", near(wanted, sorted(set(known) - {""})))
     return matched

@@ -16,7 +16,18 @@ from onnxcalib.recipe.recipe import RECIPE_FIELDS, Recipe
 
 @dataclass(frozen=True)
 class Settings:
-    """What `quantize` takes beside the model."""
+    """What `quantize` takes beside the model.
+
+    Attributes:
+        recipe: What is asked for.
+        calibration: Where the calibration data is.
+        output: The file to write.
+        run_dir: A folder that keeps what is finished.
+        report: The report's .html file.
+        test_data: What the report measures on.
+        workers: Layers that are trained side by side.
+        preprocess: How images become arrays.
+    """
 
     recipe: Recipe
     calibration: Path | None = None
@@ -29,14 +40,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.test_data is not None and self.report is None:
-            raise RecipeError("--test-data has no effect without --report.", "Add --report FILE.html.")
+            raise RecipeError("`test_data` has no effect without `report`.", "Add `report`, a .html file.")
         if self.workers is None:
             return
         if self.workers < 1:
-            raise RecipeError(f"--workers {self.workers} is not a number of workers.", "Give 1 or more.")
+            raise RecipeError(f"`workers={self.workers}` is not a number of workers.", "Give 1 or more.")
         if self.recipe.pipeline is not Pipeline.ADVANCED:
             raise RecipeError(
-                f"--workers has no effect in the {self.recipe.pipeline} pipeline.", "Add --pipeline advanced."
+                f"`workers` has no effect in the {self.recipe.pipeline} pipeline.", "Add `pipeline='advanced'`."
             )
 
 

@@ -21,7 +21,11 @@ _IMAGE_KEYS = {key.name: key for key in IMAGE_KEYS}
 
 
 def read_recipe(source: str | Path) -> Recipe:
-    """Reads a TOML recipe, or takes a preset by name; unknown keys and wrong types are errors."""
+    """Reads a TOML recipe, or takes a preset by name; unknown keys and wrong types are errors.
+
+    Args:
+        source: The path of a file that sets nothing but the recipe's own fields, or the name of a preset.
+    """
     options = read_options(source)
     for name in options.keys() - RECIPE_FIELDS:
         raise RecipeError(f"recipe {source} sets '{name}', which is no part of the recipe.", "Use read_settings.")
@@ -29,7 +33,11 @@ def read_recipe(source: str | Path) -> Recipe:
 
 
 def read_settings(source: str | Path) -> Settings:
-    """Reads all that a TOML recipe can hold, or takes a preset by name."""
+    """Reads all that a TOML recipe can hold, or takes a preset by name.
+
+    Args:
+        source: The path of a file, or the name of a preset.
+    """
     return settings_of(read_options(source))
 
 
@@ -55,12 +63,20 @@ def read_options(source: str | Path) -> dict[str, Any]:
 
 
 def write_recipe(recipe: Recipe) -> str:
-    """The recipe as TOML text; reading it gives the same recipe."""
+    """The recipe as TOML text; reading it gives the same recipe.
+
+    Args:
+        recipe: The recipe to write.
+    """
     return _lines(fields_set(recipe))
 
 
 def write_settings(settings: Settings) -> str:
-    """The settings as TOML text; reading it gives the same settings."""
+    """The settings as TOML text; reading it gives the same settings.
+
+    Args:
+        settings: The settings to write.
+    """
     options = options_of(settings)
     images = options.pop(IMAGES, None)
     return _lines(options) + (f"\n[{IMAGES}]\n{_lines(images)}" if images else "")

@@ -14,7 +14,7 @@ from onnxcalib.runtime.opening import failed, new_options, open_session
 
 Array = npt.NDArray[Any]
 
-OURS = "Use --pipeline light, and report this with the model: onnxcalib wrote that graph."
+OURS = "Use `pipeline='light'`, and report this with the model: onnxcalib wrote that graph."
 FED = "Check the shapes of what the loss is fed."
 
 

@@ -75,7 +75,7 @@ def test_one_more_bit_helps_the_planted_layer(planted: Path) -> None:
 def test_what_the_file_does_not_tell_says_what_to_add(planted: Path) -> None:
     facts = Facts.read(planted / "bad.onnx")
     for question in (Question.ACCURACY, Question.BITS):
-        names(told(question, facts), "--model", "-d", "--report")
+        names(told(question, facts), "`model`", "`data`", "`report`")
 
 
 def test_float_ops_are_named_with_their_reasons(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_explain_without_a_report_says_what_to_add(folder: Path, capsys: pytest.
     told = [line for line in out.splitlines() if "--report" in line]
     assert len(told) == 2
     for line in told:
-        names(line, "--model", "-d")
+        names(line, "--model", "--data")
     options = ("--model", folder / "model.onnx", "-d", folder / "data.npz", "--question", "accuracy")
     code, out, _ = said_by(capsys, "explain", folder / "plain.onnx", *options)
     assert code == 0

@@ -20,7 +20,7 @@ from onnxcalib.model.shapes import input_specs
 from onnxcalib.pipeline.job import start
 from onnxcalib.progress import Event
 from onnxcalib.recipe import parse_bits
-from onnxcalib.report.data import data_hash
+from onnxcalib.reports.data import data_hash
 
 COUNT, CLASSES = 48, 4
 SORTED = np.arange(COUNT) // (COUNT // CLASSES)

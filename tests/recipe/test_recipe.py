@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from recipe_files import assert_there_and_back, lists_of_words, words, written
 from said import refused
 
-from onnxcalib import Pipeline, Precision, RangeMethod, Recipe, RecipeError, read_recipe
+from onnxcalib import Pipeline, Precision, RangeMethod, Recipe, RecipeError, read_recipe, write_recipe
 from onnxcalib.recipe import parse_bits, read_options
 
 BITS = st.integers(2, 8)
@@ -43,7 +44,7 @@ def test_precisions_are_read(text: str, weight: int, activation: int) -> None:
 
 
 def test_a_negative_seed_is_refused() -> None:
-    with pytest.raises(RecipeError, match="--seed -1"):
+    with pytest.raises(RecipeError, match="`seed=-1`"):
         Recipe(seed=-1)
 
 
@@ -150,3 +151,30 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
         with refused(RecipeError, path):
             read_recipe(path)
+
+
+WORDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"pipeline": "light"}, {"pipeline": Pipeline.LIGHT}),
+    ({"ranges": "mse"}, {"ranges": RangeMethod.MSE}),
+    ({"bits": "w4a8"}, {"bits": (Precision(4, 8),)}),
+    ({"bits": Precision(4, 8)}, {"bits": (Precision(4, 8),)}),
+    ({"exclude": "*fc*"}, {"exclude": ("*fc*",)}),
+    ({"include": ["a", "b"]}, {"include": ("a", "b")}),
+    (
+        {"pipeline": "light", "bits": ["w4a4", "w8a8"], "limits": {"bops": 0.5}, "pins": {"fc": "w8a8"}},
+        {"pipeline": Pipeline.LIGHT, "bits": (Precision(4, 4), Precision(8, 8)), "limits": ("bops=0.5",),
+         "pins": ("fc=w8a8",)},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "values"), WORDS)
+def test_words_stand_for_what_they_name(words: dict[str, Any], values: dict[str, Any]) -> None:
+    assert Recipe(**words) == Recipe(**values)
+    assert write_recipe(Recipe(**words)) == write_recipe(Recipe(**values))
+
+
+@pytest.mark.parametrize("words", [{"pipeline": "ligth"}, {"bits": "w9"}, {"bits": ()}, {"loss": "nice"}])
+def test_words_that_name_nothing_are_refused(words: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError):
+        Recipe(**words)

@@ -95,13 +95,13 @@ def test_edge_bits_are_in_range() -> None:
     [("bops=0.05", ("bops", "0.05")), ("a=b=w4a8", ("a=b", "w4a8")), ("*fc*=8", ("*fc*", "8"))],
 )
 def test_pairs_are_read(text: str, pair: tuple[str, str]) -> None:
-    assert parse_pair("pin", text) == pair
+    assert parse_pair("pins", text) == pair
 
 
 @pytest.mark.parametrize("text", ["", "=", "a", "a=", "=b"])
 def test_what_is_no_pair_is_refused(text: str) -> None:
     with refused(RecipeError, f"--override '{text}'", "NAME=VALUE"):
-        parse_pair("override", text)
+        parse_pair("overrides", text)
 
 
 positive = st.floats(0, exclude_min=True, allow_infinity=False)

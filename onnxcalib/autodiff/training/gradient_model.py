@@ -72,7 +72,7 @@ def _versioned(model: onnx.ModelProto) -> onnx.ModelProto:
     if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
         raise ModelError(
             f"ONNX Runtime training differentiates opset {OLDEST_OPSET} to {NEWEST_OPSET}, not {opset}.",
-            "--engine standard has no such limit.",
+            "`engine='standard'` has no such limit.",
         )
     copy = copied(model)
     copy.ir_version = min(copy.ir_version, NEWEST_IR)
@@ -99,7 +99,7 @@ def _check_gradients(graph: onnx.GraphProto, active: set[str]) -> None:
             known = wanted <= SOME_INPUTS[node.op_type] if node.op_type in SOME_INPUTS else node.op_type in EVERY_INPUT
             if not known or _has_wrong_gradient(index, node):
                 name, reason = node.name or node.output[0], "ONNX Runtime training has none"
-                raise NoGradientError(node.op_type, name, reason, "Try --engine standard")
+                raise NoGradientError(node.op_type, name, reason, "Try `engine='standard'`")
 
 
 def _has_wrong_gradient(index: GraphIndex, node: onnx.NodeProto) -> bool:

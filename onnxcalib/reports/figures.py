@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from onnxcalib.analysis.layer_rows import ReportData, worst_rows
-from onnxcalib.report.names import label_layers, short, unread
-from onnxcalib.report.plots import LOOKS, pyplot
-from onnxcalib.report.svg import (
+from onnxcalib.reports.names import label_layers, short, unread
+from onnxcalib.reports.plots import LOOKS, pyplot
+from onnxcalib.reports.svg import (
     BAND,
     BIT_COLOURS,
     FIRST,

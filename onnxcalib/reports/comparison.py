@@ -8,10 +8,10 @@ from pathlib import Path
 from onnxcalib.analysis.layer_rows import ReportData
 from onnxcalib.errors import DataError
 from onnxcalib.files import check_outputs, replacing
-from onnxcalib.report.figures import runs as runs_figure
-from onnxcalib.report.find import read_numbers
-from onnxcalib.report.network import colour_of
-from onnxcalib.report.page import Html, document, figure, searchable, text
+from onnxcalib.reports.figures import runs as runs_figure
+from onnxcalib.reports.find import read_numbers
+from onnxcalib.reports.network import colour_of
+from onnxcalib.reports.page import Html, document, figure, searchable, text
 
 COLUMNS = ("run", "asked", "top-1, %", "agreement, %", "SQNR, dB", "loss", "bytes", "of float, %", "latency, ms")
 

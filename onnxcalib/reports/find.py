@@ -9,7 +9,7 @@ from typing import Any
 from onnxcalib.analysis.layer_rows import ReportData
 from onnxcalib.errors import DataError
 from onnxcalib.files import read_text
-from onnxcalib.report.data import FORMAT, sha256
+from onnxcalib.reports.data import FORMAT, sha256
 
 
 def find_report(output: Path, report: Path | None) -> ReportData | None:
@@ -27,10 +27,10 @@ def read_numbers(report: Path) -> ReportData:
     """The numbers of a report, by its .html or its .json."""
     path = report.with_suffix(".json")
     if not path.exists():
-        raise DataError(f"report {path} does not exist.", "Quantize with --report, or name the .json beside the .html.")
+        raise DataError(f"report {path} does not exist.", "Quantize with `report`, or name the .json beside the .html.")
     found = _read(path)
     if found is None:
-        raise DataError(f"{path} is not a report's numbers.", "Name the .json that --report wrote.")
+        raise DataError(f"{path} is not a report's numbers.", "Name the .json that `report` wrote.")
     return found
 
 

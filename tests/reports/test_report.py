@@ -27,11 +27,11 @@ from onnxcalib.model.quantized import read_quantized
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.recipe import parse_bits, read_recipe
-from onnxcalib.report import plots
-from onnxcalib.report.figures import bits
-from onnxcalib.report.names import LONGEST, MOST, label_layers, short
-from onnxcalib.report.svg import finish
-from onnxcalib.report.write import check_report
+from onnxcalib.reports import plots
+from onnxcalib.reports.figures import bits
+from onnxcalib.reports.names import LONGEST, MOST, label_layers, short
+from onnxcalib.reports.svg import finish
+from onnxcalib.reports.write import check_report
 from onnxcalib.targets import find_target
 
 SECTIONS = (

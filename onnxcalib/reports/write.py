@@ -27,10 +27,10 @@ from onnxcalib.model.shapes import input_specs
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.result import Result
 from onnxcalib.progress import Progress, silent
-from onnxcalib.report import data as collect
-from onnxcalib.report.figures import SHOWN_WORST, draw
-from onnxcalib.report.page import page
-from onnxcalib.report.plots import pyplot
+from onnxcalib.reports import data as collect
+from onnxcalib.reports.figures import SHOWN_WORST, draw
+from onnxcalib.reports.page import page
+from onnxcalib.reports.plots import pyplot
 from onnxcalib.targets import find_target
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from onnxcalib.analysis.layer_rows import ReportData, worst_rows
 from onnxcalib.names import printable
-from onnxcalib.report import script
-from onnxcalib.report.network import colour_of, network
-from onnxcalib.report.svg import Picture
+from onnxcalib.reports import script
+from onnxcalib.reports.network import colour_of, network
+from onnxcalib.reports.svg import Picture
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2328; --muted: #656d77; --rule: #d1d5da;

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from onnxcalib.analysis.layer_rows import ReportData
 from onnxcalib.names import printable
-from onnxcalib.report.svg import BIT_COLOURS
+from onnxcalib.reports.svg import BIT_COLOURS
 
 CELL, BLOCK, LEAD = 30, 18, 14  # pixels: from block to block, of a block, of the space above a line for skips
 COLUMNS = 30  # blocks side by side

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxcalib.names import printable
-from onnxcalib.report.plots import pyplot
+from onnxcalib.reports.plots import pyplot
 
 INK, MUTED, RULE, BAND = "#1f2328", "#656d77", "#d1d5da", "#dbe9f4"
 FIRST, SECOND, THIRD = "#0b6e99", "#c4622d", "#7a5ea8"

@@ -19,8 +19,8 @@ from onnxcalib.analysis.network import blocks
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.read import read_prepared
 from onnxcalib.recipe import parse_bits
-from onnxcalib.report.network import network
-from onnxcalib.report.script import embedded
+from onnxcalib.reports.network import network
+from onnxcalib.reports.script import embedded
 from onnxcalib.targets import find_target
 
 BROWSER = shutil.which("chromium")
