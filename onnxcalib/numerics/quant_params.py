@@ -193,6 +193,12 @@ def transposed(qparams: QuantParams) -> QuantParams:
     )  # a vector stays as it is
 
 
+def of_each(qparams: QuantParams, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """The scale and the zero point of every value of a tensor."""
+    scale, zero_point = _broadcast_params(qparams, shape)
+    return np.broadcast_to(scale, shape), np.broadcast_to(zero_point, shape)
+
+
 def _broadcast_params(qparams: QuantParams, shape: tuple[int, ...]) -> tuple[FloatArray, npt.NDArray[np.int32]]:
     if qparams.block is None or qparams.axis is None:
         return broadcast(qparams.scale, qparams.axis, len(shape)), broadcast(
