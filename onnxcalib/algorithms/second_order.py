@@ -34,7 +34,7 @@ from onnxcalib.targets import Target
 FloatArray = npt.NDArray[np.float64]
 
 # Rows that the moments of a layer are taken of: so many, and more where its sums are wide.
-ROWS, ROWS_A_COLUMN = 16384, 4
+ROWS, ROWS_A_COLUMN = 8192, 8
 
 
 @dataclass(frozen=True)

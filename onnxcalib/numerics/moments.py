@@ -19,18 +19,17 @@ class Moments:
         self._sums: tuple[FloatArray, ...] = ()
 
     def update(self, wanted: Array, read: Array) -> None:
-        """Takes the same rows of both networks."""
+        """Takes the same rows of both networks, and changes them in place."""
+        ones = np.ones((1, read.shape[1]), read.dtype)
         if not self._sums:  # sums of values far from zero would lose what sets them apart
-            self._origin = read.mean(axis=1, keepdims=True)
+            self._origin = ones @ read / np.float32(read.shape[1])
             groups, columns = read.shape[0], read.shape[2]
             shapes = [(groups, 1, columns)] * 2 + [(groups, columns, columns)] * 2
             self._sums = tuple(np.zeros(shape) for shape in shapes)
-        lost, read = wanted - read, read - self._origin
-        read_sum, lost_sum, squares, products = self._sums
-        read_sum += read.sum(axis=1, keepdims=True, dtype=np.float64)
-        lost_sum += lost.sum(axis=1, keepdims=True, dtype=np.float64)
-        squares += read.swapaxes(1, 2) @ read
-        products += lost.swapaxes(1, 2) @ read
+        lost = np.subtract(wanted, read, out=wanted)
+        read -= self._origin
+        for total, left, right in zip(self._sums, (ones, ones, read, lost), (read, lost, read, read), strict=True):
+            total += (left if left is ones else left.swapaxes(1, 2)) @ right
         self.rows += read.shape[1]
 
     @property
