@@ -47,6 +47,16 @@ class SecondOrder:
 
 
 @dataclass(frozen=True)
+class ChosenRounding:
+    """What became of it: the held-out losses after batch-norm tuning, of round to nearest and of what was chosen."""
+
+    strength: float | None  # None: round to nearest
+    before: float
+    after: float
+    skip_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RoundedLayer:
     """One layer of it: its parameters, or why it keeps those that it had."""
 
@@ -84,7 +94,7 @@ class Rounder:
                     name = matrix.layer.name
                     found[name] = self._rounded(index, matrix, reading.moments.get(matrix.reads), plan, strength)
                     self.checkpoint.put(name, found[name])
-                    self.progress("second-order", len(found), len(names))
+                    self.progress(f"second-order, strength {strength:g}", len(found), len(names))
                 plan = _with(plan, {layer.name: found[layer.name].params for layer in readers})
         reasons = (f"'{name}': {each.skip_reason}" for name, each in found.items() if each.skip_reason is not None)
         return SecondOrder(plan, strength, tuple(reasons))
@@ -165,8 +175,7 @@ class Reading:
         # Layers that read the same rows share their moments.
         self._matrices = {matrix.reads: matrix for matrix in matrices if matrix.skip_reason is None}
         self._most = {
-            reads: -(-max(ROWS, ROWS_A_COLUMN * matrix.columns) // samples)
-            for reads, matrix in self._matrices.items()
+            reads: -(-max(ROWS, ROWS_A_COLUMN * matrix.columns) // samples) for reads, matrix in self._matrices.items()
         }
         self._rng = np.random.default_rng(zlib.crc32(tensor.encode()))
         self.moments = {reads: Moments() for reads in self._matrices}

@@ -11,6 +11,7 @@ from rich.text import Text
 from onnxcalib.algorithms.batchnorm import Tuned
 from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
+from onnxcalib.algorithms.second_order import ChosenRounding
 from onnxcalib.analysis.compare import LayerComparison
 from onnxcalib.analysis.evaluate import Evaluation
 from onnxcalib.mixed_precision.allocate import Allocation, proof
@@ -73,6 +74,8 @@ def stage_summary(result: Result) -> list[str]:
         lines.append(f"equalization: {len(scaled)} layers before depthwise ones")
     if result.assigned is not None:
         lines += _assignment(result.assigned)
+    if result.rounding is not None:
+        lines += _rounding(result.rounding)
     if result.tuned is not None:
         kept = f", kept after {result.tuned.rounds} rounds" if result.tuned.rounds else ""
         lines.append(f"batch-norm tuning: {_fall(result.tuned)}{kept}")
@@ -83,6 +86,13 @@ def stage_summary(result: Result) -> list[str]:
         if tuned is not None:
             lines.append(f"no {stage}: {tuned.skip_reason}" if tuned.skip_reason else f"{stage}: {_fall(tuned)}")
     return lines
+
+
+def _rounding(rounding: ChosenRounding) -> list[str]:
+    """Which rounding was taken, judged after batch-norm tuning, and what it leaves out."""
+    taken = "" if rounding.strength is None else f", strength {rounding.strength:g}"
+    skipped = [f"rounded to nearest: {reason}" for reason in rounding.skip_reasons]
+    return [f"second-order rounding: {_fall(rounding)}{taken}", *skipped]
 
 
 def _assignment(assigned: Assigned) -> list[str]:
@@ -107,7 +117,7 @@ def _assignment(assigned: Assigned) -> list[str]:
     return [program, f"taken: {taken.method}, {least}{beside}; {own}"]
 
 
-def _fall(found: Tuned | Trained | NetworkTuned) -> str:
+def _fall(found: ChosenRounding | Tuned | Trained | NetworkTuned) -> str:
     kept = "" if found.after < found.before else ", not kept"
     return f"held-out softened loss {found.before:.6g} to {found.after:.6g}{kept}"
 

@@ -28,8 +28,9 @@ class Moments:
             self._sums = tuple(np.zeros(shape) for shape in shapes)
         lost = np.subtract(wanted, read, out=wanted)
         read -= self._origin
-        for total, left, right in zip(self._sums, (ones, ones, read, lost), (read, lost, read, read), strict=True):
-            total += (left if left is ones else left.swapaxes(1, 2)) @ right
+        new = ones @ read, ones @ lost, read.swapaxes(1, 2) @ read, lost.swapaxes(1, 2) @ read
+        for total, more in zip(self._sums, new, strict=True):
+            np.add(total, more, out=total)
         self.rows += read.shape[1]
 
     @property

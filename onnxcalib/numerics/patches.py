@@ -71,7 +71,8 @@ def spaced(values: Array, strides: Sizes, after: Sizes) -> Array:
     """Values with zeros between them, as a transposed convolution sees them, and some more after the last."""
     sizes = [(size - 1) * step + 1 for size, step in zip(values.shape[2:], strides, strict=True)]
     room = np.zeros((*values.shape[:2], *(sum(each) for each in zip(sizes, after, strict=True))), values.dtype)
-    room[(..., *(slice(None, size, step) for size, step in zip(sizes, strides, strict=True)))] = values
+    places = [slice(None, size, step) for size, step in zip(sizes, strides, strict=True)]
+    room[(slice(None), slice(None), *places)] = values
     return room
 
 

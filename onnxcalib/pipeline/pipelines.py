@@ -24,6 +24,7 @@ from onnxcalib.pipeline.begin import running
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.job import Job, Start, left_float, start
 from onnxcalib.pipeline.result import Outcome, Result
+from onnxcalib.pipeline.rounding import rounded_and_tuned
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
@@ -105,17 +106,18 @@ def _plain(job: Job) -> Outcome:
 
 
 def _light(job: Job) -> Outcome:
-    """Forward passes only: sensitivity, integer program, batch-norm tuning."""
+    """Forward passes only: sensitivity, integer program, second-order rounding, batch-norm tuning."""
     job, found = _assembled(job)
-    tuned = stages.batch_norm_tuning(job, found.plan)
-    return replace(found, plan=final_scales(job, tuned.plan), tuned=tuned)
+    rounding, tuned = rounded_and_tuned(job, found.plan)
+    return replace(found, plan=final_scales(job, tuned.plan), rounding=rounding, tuned=tuned)
 
 
 def _advanced(job: Job) -> Outcome:
     """Training as well: layers in parallel before bits are assigned, then one by one and end to end, then biases."""
     choose_engine(job.recipe.get("engine"))
     job, found = _assembled(job)
-    tuned = stages.batch_norm_tuning(job, found.plan)
+    rounding, tuned = rounded_and_tuned(job, found.plan)
+    found = replace(found, rounding=rounding)
     trained = stages.sequential_training(job, tuned.plan)
     if trains_end_to_end(job.recipe):
         end_to_end = stages.end_to_end_training(job, trained)

@@ -17,6 +17,7 @@ from onnxcalib.recipe.choices import (
     Pipeline,
     Precision,
     RangeMethod,
+    Rounding,
     Training,
 )
 
@@ -24,6 +25,7 @@ LEAST_BLOCK = 16
 # What fields that are None stand for: only a pipeline that reads a field may have it set.
 DEFAULTS: Mapping[str, Any] = {
     "loss": LossKind.DISTILLATION,
+    "rounding": Rounding.AUTO,
     "bn_reference": BatchNormReference.FLOAT,
     "minimise": "size",
     "engine": Engine.AUTO,
@@ -57,6 +59,7 @@ class Recipe:
     minimise: str | None = None  # the cost to make small under max_loss
     pins: tuple[str, ...] = ()  # GLOB=w8a8
     loss: LossKind | None = None
+    rounding: Rounding | None = None
     bn_reference: BatchNormReference | None = None
     # The advanced pipeline:
     engine: Engine | None = None
@@ -125,7 +128,9 @@ class Recipe:
                 f"--bits {listed} asks for mixed precision, which the plain pipeline does not assign.",
                 "Give one precision, or --pipeline light.",
             )
-        self._refuse((*MIXED, "loss", "bn_reference"), "has no effect in the plain pipeline", "Add --pipeline light.")
+        self._refuse(
+            (*MIXED, "loss", "rounding", "bn_reference"), "has no effect in the plain pipeline", "Add --pipeline light."
+        )
 
     def _check_mixed(self) -> None:
         if self.base not in self.bits:
