@@ -90,9 +90,10 @@ def stage_summary(result: Result) -> list[str]:
 
 def _rounding(rounding: ChosenRounding) -> list[str]:
     """Which rounding was taken, judged after batch-norm tuning, and what it leaves out."""
-    taken = "" if rounding.strength is None else f", strength {rounding.strength:g}"
+    taken = "not kept" if rounding.strength is None else f"strength {rounding.strength:g}"
     skipped = [f"rounded to nearest: {reason}" for reason in rounding.skip_reasons]
-    return [f"second-order rounding: {_fall(rounding)}{taken}", *skipped]
+    losses = f"held-out softened loss {rounding.before:.6g} to {rounding.after:.6g} after batch-norm tuning"
+    return [f"second-order rounding: {losses}, {taken}", *skipped]
 
 
 def _assignment(assigned: Assigned) -> list[str]:
@@ -117,7 +118,7 @@ def _assignment(assigned: Assigned) -> list[str]:
     return [program, f"taken: {taken.method}, {least}{beside}; {own}"]
 
 
-def _fall(found: ChosenRounding | Tuned | Trained | NetworkTuned) -> str:
+def _fall(found: Tuned | Trained | NetworkTuned) -> str:
     kept = "" if found.after < found.before else ", not kept"
     return f"held-out softened loss {found.before:.6g} to {found.after:.6g}{kept}"
 

@@ -45,14 +45,14 @@ def damped(moments: FloatArray, damping: float = DAMPING) -> FloatArray:
 
 def inverse_factor(moments: FloatArray) -> FloatArray:
     """The upper triangular U with U^T U the inverse of the damped second moments."""
-    lower: FloatArray = np.linalg.cholesky(moments[..., ::-1, ::-1])
-    return _inverse_upper(lower[..., ::-1, ::-1])
+    lower = np.linalg.cholesky(moments[..., ::-1, ::-1])
+    return _inverse_upper(np.asarray(lower[..., ::-1, ::-1], np.float64))
 
 
 def arriving_move(weight: FloatArray, lost: FloatArray, moments: FloatArray) -> FloatArray:
     """What the weights should move by for what their inputs have lost: W (X - Xq) Xq^T by the inverse of H."""
-    moved: FloatArray = np.linalg.solve(moments, (weight @ lost).swapaxes(1, 2))
-    return moved.swapaxes(1, 2)
+    moved = np.linalg.solve(moments, (weight @ lost).swapaxes(1, 2))
+    return np.asarray(moved.swapaxes(1, 2), np.float64)
 
 
 def round_columns(weight: FloatArray, moments: FloatArray, grid: Grid) -> tuple[npt.NDArray[Any], FloatArray]:
