@@ -26,6 +26,7 @@ from onnxcalib.numerics.moments import Moments
 from onnxcalib.numerics.quant_params import Array, QuantParams, dequantize, fake_quantize, of_each, with_least_scale
 from onnxcalib.numerics.range_estimators import blockwise_qparams, weight_qparams
 from onnxcalib.numerics.second_order import Grid, arriving_move, damped, round_columns
+from onnxcalib.numerics.weighted_ranges import weighted_qparams
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
 from onnxcalib.recipe import RangeMethod
@@ -110,7 +111,7 @@ class Rounder:
         bias = index.constant(layer.bias) if layer.bias else None
         problem = LayerRounding(matrix, index.value(layer.weight), bias, moments)
         wanted = problem.wanted(strength)
-        qparams = self._qparams(matrix.shaped(wanted).astype(np.float32), start.qparams)
+        qparams = self._qparams(problem, wanted, start.qparams)
         for _ in range(2):  # once more if the new bias needs a coarser step
             qparams = self._for_bias(layer, qparams, bias, plan)
             quantized, source = problem.rounded(wanted, qparams)
@@ -119,9 +120,11 @@ class Rounder:
                 break
         return RoundedLayer(replace(start, quantized=quantized, qparams=qparams, bias=bias, weight=source))
 
-    def _qparams(self, weight: Array, like: QuantParams) -> QuantParams:
-        """A grid of the same kind whose ranges suit the weight."""
-        scheme = self.target.weight_scheme(like.bits)
+    def _qparams(self, problem: LayerRounding, wanted: FloatArray, like: QuantParams) -> QuantParams:
+        """A grid of the same kind whose ranges suit the wanted weights."""
+        weight, scheme = problem.matrix.shaped(wanted).astype(np.float32), self.target.weight_scheme(like.bits)
+        if self.ranges not in (RangeMethod.MINMAX, RangeMethod.AVERAGED):
+            return weighted_qparams(weight, problem.importance, scheme, like)
         if like.block is not None and like.axis is not None:
             return blockwise_qparams(weight, scheme, like.axis, like.block, self.ranges)
         return weight_qparams(weight, scheme, like.axis, self.ranges)
@@ -144,6 +147,12 @@ class LayerRounding:
         # What shifts a whole channel is the bias's to make good, where there is one.
         squares, self.lost = moments.products(centred=matrix.layer.takes_bias)
         self.squares = damped(squares)
+
+    @property
+    def importance(self) -> Array:
+        """What the squared error of each weight is multiplied with: the mean square of its input."""
+        squares = np.diagonal(self.squares, axis1=1, axis2=2)[:, None, :].astype(np.float32)
+        return self.matrix.shaped(np.broadcast_to(squares, self.weight.shape))
 
     def wanted(self, strength: float) -> FloatArray:
         """The weights that make the most of what arrives, or a part of the way there."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from onnxcalib.numerics.moments import Moments
+from onnxcalib.numerics.quant_params import QuantParams, QuantScheme, fake_quantize, make_qparams
+from onnxcalib.numerics.range_estimators import weight_qparams
 from onnxcalib.numerics.second_order import Grid, arriving_move, damped, inverse_factor, round_columns
+from onnxcalib.numerics.weighted_ranges import weighted_qparams
 
 
 def moments_of(groups: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -142,3 +146,25 @@ def test_the_move_is_the_least_squares_answer_to_what_was_lost() -> None:
     for group in range(2):
         best = np.linalg.lstsq(read[group], wanted[group] @ weight[group].T, rcond=None)[0].T
         np.testing.assert_allclose(moved[group], best, rtol=1e-2, atol=1e-2)
+
+
+def test_ranges_count_errors_by_what_they_are_multiplied_with() -> None:
+    """Against a search over every share of the range, row by row."""
+    scheme = QuantScheme(3, signed=True, symmetric=True)
+    weight = np.random.default_rng(7).normal(size=(4, 32)).astype(np.float32)
+    importance = np.random.default_rng(8).uniform(0, 1, weight.shape).astype(np.float32) ** 4
+
+    def weighted(qparams: QuantParams, row: int) -> float:
+        off = fake_quantize(weight, qparams)[row] - weight[row]
+        return float((off**2 * importance[row]).sum())
+
+    found = weighted_qparams(weight, importance, scheme, make_qparams(-np.ones(4), np.ones(4), scheme, 0))
+    shares = [make_qparams(part * weight.min(1), part * weight.max(1), scheme, 0) for part in np.linspace(0.25, 1, 76)]
+    plain = weight_qparams(weight, scheme, 0, "mse")
+    for row in range(4):
+        assert weighted(found, row) <= min(weighted(each, row) for each in shares) * (1 + 1e-5)
+    assert sum(weighted(found, row) for row in range(4)) < sum(weighted(plain, row) for row in range(4))
+    blocks = weighted_qparams(weight.T, importance.T, scheme, replace(found, axis=0, block=16))
+    assert blocks.scale.shape == (2, 4)
+    half = weighted_qparams(weight[:, :16], importance[:, :16], scheme, found)
+    np.testing.assert_array_equal(blocks.scale[0], half.scale)
