@@ -2,7 +2,7 @@
 """Measures onnxcalib on real models and data: accuracy, size, speed and memory, the last two as ratios.
 
     python tools/benchmark.py ZOO plain     # 8 bit and w4a8 files, beside onnxruntime's quantize_static in the same run
-    python tools/benchmark.py ZOO light-mobilenet_v2     # both roundings with batch-norm tuning, and mixed precision beside both baselines
+    python tools/benchmark.py ZOO light-mobilenet_v2     # both roundings, and mixed precision beside both baselines
     python tools/benchmark.py ZOO light-resnet20         # the same; and light-resnet20_folded
     python tools/benchmark.py ZOO ablation-resnet20      # the advanced pipeline step by step, fixed and mixed precision
     python tools/benchmark.py ZOO ablation-mobilenet_v2 --steps 20   # fewer steps of training than by default
@@ -152,7 +152,7 @@ def plain(cases: dict[str, Case], folder: Path) -> None:
 
 
 def light(case: Case, folder: Path) -> None:
-    """Second-order rounding and batch-norm tuning at fixed precision, then mixed precision at one size by all three methods."""
+    """Both roundings at fixed precision, then mixed precision at one size by all three methods."""
     fixed = {
         "mobilenet_v2": ("8", "w4a8", "w4a4"),
         "resnet20": ("8", "w4a8", "w4a4", "w3a4"),
