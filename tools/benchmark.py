@@ -2,7 +2,7 @@
 """Measures onnxcalib on real models and data: accuracy, size, speed and memory, the last two as ratios.
 
     python tools/benchmark.py ZOO plain     # 8 bit and w4a8 files, beside onnxruntime's quantize_static in the same run
-    python tools/benchmark.py ZOO light-mobilenet_v2     # batch-norm tuning, and mixed precision beside both baselines
+    python tools/benchmark.py ZOO light-mobilenet_v2     # both roundings, and mixed precision beside both baselines
     python tools/benchmark.py ZOO light-resnet20         # the same; and light-resnet20_folded
     python tools/benchmark.py ZOO ablation-resnet20      # the advanced pipeline step by step, fixed and mixed precision
     python tools/benchmark.py ZOO ablation-mobilenet_v2 --steps 20   # fewer steps of training than by default
@@ -41,7 +41,7 @@ from step_cost import step
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
 from onnxcalib.model.read import read_prepared
-from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Training, parse_bits
+from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Rounding, Training, parse_bits
 from onnxcalib.targets import find_target
 
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -116,6 +116,9 @@ def quantized(case: Case, folder: Path, name: str, recipe: Recipe) -> Path:
     if result.assigned is not None:
         assigned = result.assigned
         print(f"{case.name:16} {name}: estimated {assigned.estimated_loss:.5f} measured {assigned.measured_loss:.5f}")
+    if result.rounding is not None:
+        found = result.rounding
+        print(f"{case.name:16} {name}: second-order {found.before:.5f} to {found.after:.5f}, strength {found.strength}")
     if result.tuned is not None:
         print(f"{case.name:16} {name}: held-out loss {result.tuned.before:.5f} to {result.tuned.after:.5f}")
     return path
@@ -149,7 +152,7 @@ def plain(cases: dict[str, Case], folder: Path) -> None:
 
 
 def light(case: Case, folder: Path) -> None:
-    """Batch-norm tuning at fixed precision, then mixed precision at one size by all three methods."""
+    """Both roundings at fixed precision, then mixed precision at one size by all three methods."""
     fixed = {
         "mobilenet_v2": ("8", "w4a8", "w4a4"),
         "resnet20": ("8", "w4a8", "w4a4", "w3a4"),
@@ -158,9 +161,12 @@ def light(case: Case, folder: Path) -> None:
     rows = {"float": case.model}
     for bits in fixed[case.name]:
         recipe = Recipe(bits=parse_bits(bits), edge_bits=8)
-        for pipeline in (Pipeline.PLAIN, LIGHT):
-            label = f"{pipeline} {bits} edges 8"
-            rows[label] = quantized(case, folder, label, replace(recipe, pipeline=pipeline))
+        kinds = {"plain": recipe, "light": replace(recipe, pipeline=LIGHT)}
+        if bits != "8":  # else it rounds to nearest anyway
+            kinds["light nearest"] = replace(recipe, pipeline=LIGHT, rounding=Rounding.NEAREST)
+        for kind, each in kinds.items():
+            label = f"{kind} {bits} edges 8"
+            rows[label] = quantized(case, folder, label, each)
     report(case, rows)
     if case.name != "resnet20_folded":
         for bits in ("w4a4,w8a8", "w4a8,w8a8"):

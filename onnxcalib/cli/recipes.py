@@ -51,7 +51,7 @@ MIXED = (
     _option("minimise", metavar="COST"),
 )
 PIPELINE = (
-    *map(_option, ("pipeline", "bn_reference")),
+    *map(_option, ("pipeline", "rounding", "bn_reference")),
     click.option(
         "--recipe",
         type=click.Path(),  # as typed: ./best is a file, best is the preset

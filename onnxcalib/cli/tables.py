@@ -11,6 +11,7 @@ from rich.text import Text
 from onnxcalib.algorithms.batchnorm import Tuned
 from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
+from onnxcalib.algorithms.second_order import ChosenRounding
 from onnxcalib.analysis.compare import LayerComparison
 from onnxcalib.analysis.evaluate import Evaluation
 from onnxcalib.mixed_precision.allocate import Allocation, proof
@@ -77,6 +78,8 @@ def stage_summary(result: Result) -> list[str]:
         lines += _assignment(result.assigned)
     if result.budget is not None:
         lines.append(_kept(result.budget))
+    if result.rounding is not None:
+        lines += _rounding(result.rounding)
     if result.tuned is not None:
         kept = f", kept after {result.tuned.rounds} rounds" if result.tuned.rounds else ""
         lines.append(f"batch-norm tuning: {_fall(result.tuned)}{kept}")
@@ -87,6 +90,14 @@ def stage_summary(result: Result) -> list[str]:
         if tuned is not None:
             lines.append(f"no {stage}: {tuned.skip_reason}" if tuned.skip_reason else f"{stage}: {_fall(tuned)}")
     return lines
+
+
+def _rounding(rounding: ChosenRounding) -> list[str]:
+    """Which rounding was taken, judged after batch-norm tuning, and what it leaves out."""
+    taken = "not kept" if rounding.strength is None else f"strength {rounding.strength:g}"
+    skipped = [f"rounded to nearest: {reason}" for reason in rounding.skip_reasons]
+    losses = f"held-out softened loss {rounding.before:.6g} to {rounding.after:.6g} after batch-norm tuning"
+    return [f"second-order rounding: {losses}, {taken}", *skipped]
 
 
 def _assignment(assigned: Assigned) -> list[str]:

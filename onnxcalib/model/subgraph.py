@@ -40,7 +40,7 @@ def upstream(
             todo.extend(GraphIndex.reads(maker))
     nodes = [node for node in model.graph.node if node.name in inside]
     reads = tuple(fed)
-    return _model_of(model, nodes, reads, names), reads
+    return model_of(model, nodes, reads, names), reads
 
 
 def layer_model(model: Model, layer: Layer) -> Model:
@@ -50,7 +50,7 @@ def layer_model(model: Model, layer: Layer) -> Model:
     while name != layer.input:
         nodes.append(index.producers[name])
         name = layer.input if nodes[-1].name == layer.name else _data_input(index, nodes[-1])
-    proto = _model_of(model.proto, nodes[::-1], [layer.input], [layer.activated])
+    proto = model_of(model.proto, nodes[::-1], [layer.input], [layer.activated])
     return replace(model, proto=proto)
 
 
@@ -67,7 +67,7 @@ def after(model: onnx.ModelProto, tensor: str) -> tuple[onnx.ModelProto | None, 
     reads = dict.fromkeys(name for node in nodes for name in GraphIndex.reads(node) if name not in made)
     fed = tuple(name for name in reads if name in varying and name != tensor)
     outputs = [value.name for value in model.graph.output if value.name in made]
-    return _model_of(model, nodes, [tensor, *fed], outputs), fed
+    return model_of(model, nodes, [tensor, *fed], outputs), fed
 
 
 def _data_input(index: GraphIndex, node: onnx.NodeProto) -> str:
@@ -90,9 +90,10 @@ def _pull_in(index: GraphIndex, inside: set[str], tensor: str, varying: Collecti
                 todo.append(maker)
 
 
-def _model_of(
+def model_of(
     model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]
 ) -> onnx.ModelProto:
+    """Some nodes as a model of their own; tensors of unknown type are floats."""
     part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     part.graph.MergeFrom(onnx.GraphProto(name=model.graph.name, node=nodes))
     used = {name for node in nodes for name in GraphIndex.reads(node)}

@@ -42,6 +42,11 @@ class QuantParams:
         return self.low <= info.min and self.high >= info.max
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether as many values lie above zero as below, in every channel."""
+        return bool((2 * self.zero_point == self.low + self.high).all())
+
+    @property
     def range(self) -> tuple[FloatArray, FloatArray]:
         """The smallest and the largest real value on the grid."""
         low = (np.float32(self.low) - self.zero_point).astype(np.float32) * self.scale
@@ -191,6 +196,12 @@ def transposed(qparams: QuantParams) -> QuantParams:
     return replace(
         qparams, scale=qparams.scale.T, zero_point=qparams.zero_point.T, axis=axis
     )  # a vector stays as it is
+
+
+def of_each(qparams: QuantParams, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """The scale and the zero point of every value of a tensor."""
+    scale, zero_point = _broadcast_params(qparams, shape)
+    return np.broadcast_to(scale, shape), np.broadcast_to(zero_point, shape)
 
 
 def _broadcast_params(qparams: QuantParams, shape: tuple[int, ...]) -> tuple[FloatArray, npt.NDArray[np.int32]]:

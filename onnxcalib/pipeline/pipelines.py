@@ -27,6 +27,7 @@ from onnxcalib.pipeline.budget import Tail, within_drop
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.job import Job, Start, left_float, start
 from onnxcalib.pipeline.result import Outcome, Result
+from onnxcalib.pipeline.rounding import rounded_and_tuned
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
@@ -121,12 +122,18 @@ def _plain(job: Job) -> Outcome:
 
 
 def _light(job: Job) -> Outcome:
-    """Forward passes only: sensitivity, integer program, batch-norm tuning."""
+    """Forward passes only: sensitivity, integer program, second-order rounding, batch-norm tuning."""
     return _assembled(job, _tuned)
 
 
 def _tuned(job: Job, found: Outcome) -> Outcome:
     """What the light pipeline does with assigned bits."""
+    rounding, tuned = rounded_and_tuned(job, found.plan)
+    return replace(found, plan=final_scales(job, tuned.plan), rounding=rounding, tuned=tuned)
+
+
+def _quickly_tuned(job: Job, found: Outcome) -> Outcome:
+    """Enough of it to compare sizes by."""
     tuned = stages.batch_norm_tuning(job, found.plan)
     return replace(found, plan=final_scales(job, tuned.plan), tuned=tuned)
 
@@ -139,7 +146,8 @@ def _advanced(job: Job) -> Outcome:
 
 def _trained(job: Job, found: Outcome) -> Outcome:
     """What the advanced pipeline does with assigned bits."""
-    tuned = stages.batch_norm_tuning(job, found.plan)
+    rounding, tuned = rounded_and_tuned(job, found.plan)
+    found = replace(found, rounding=rounding)
     trained = stages.sequential_training(job, tuned.plan)
     if trains_end_to_end(job.recipe):
         end_to_end = stages.end_to_end_training(job, trained)
@@ -170,7 +178,7 @@ def _assembled(job: Job, finished: Tail) -> Outcome:
         candidates = stages.parallel_training(job, candidates)
     table = add_cost_tables(stages.sensitivities(job, candidates).table, job.recipe)
     if job.recipe.max_drop is not None:
-        return replace(within_drop(job, candidates, table, _tuned, finished), left=left)
+        return replace(within_drop(job, candidates, table, _quickly_tuned, finished), left=left)
     assigned = stages.allocation(job, candidates, table)
     return finished(job, Outcome(candidates.stitch(assigned.allocation.choices), left, table, assigned))
 

@@ -10,6 +10,7 @@ import onnx
 from onnxcalib.algorithms.batchnorm import Tuned
 from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
+from onnxcalib.algorithms.second_order import ChosenRounding
 from onnxcalib.files import Inputs, check_outputs
 from onnxcalib.mixed_precision.assignment import Assigned
 from onnxcalib.mixed_precision.table import SensitivityTable
@@ -40,6 +41,7 @@ class Outcome:
     left: LeftFloat | None = None  # for outputs that were broken
     table: SensitivityTable | None = None
     assigned: Assigned | None = None
+    rounding: ChosenRounding | None = None
     tuned: Tuned | None = None
     trained: Trained | None = None
     end_to_end: NetworkTuned | None = None

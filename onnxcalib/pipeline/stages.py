@@ -20,6 +20,7 @@ from onnxcalib.algorithms.reconstruction.end_to_end import (
 )
 from onnxcalib.algorithms.reconstruction.layerwise import Layerwise, Trained
 from onnxcalib.algorithms.rounding_safe import with_rounding_safe_scales
+from onnxcalib.algorithms.second_order import RoundedLayer, Rounder, SecondOrder
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import first, train_validation_split
 from onnxcalib.mixed_precision import sensitivity
@@ -39,7 +40,7 @@ from onnxcalib.pipeline.ranges import rounded
 from onnxcalib.pipeline.stage import Stage, stage
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint
-from onnxcalib.recipe import LayerOptimizer, Precision, Recipe, Training
+from onnxcalib.recipe import LayerOptimizer, Precision, RangeMethod, Recipe, Training
 from onnxcalib.runtime.session import Session, samples_in
 
 PRECISIONS = ("bits", "edge_bits", "overrides")
@@ -137,6 +138,18 @@ def allocation(
     return chosen
 
 
+@stage("second-order", ("ranges", "overrides"), title="second-order rounding", part=RoundedLayer)
+def second_order_rounding(
+    job: Job, plan: QuantPlan, strength: float, checkpoint: Checkpoint = NO_CHECKPOINT
+) -> SecondOrder:
+    """Every layer rounded anew for what it reads in the quantized network, on most of the samples."""
+    data, ranges = train_validation_split(job.data)[0], job.recipe.ranges
+    method = RangeMethod.MSE if ranges is RangeMethod.AUTO else ranges
+    how = (job.target, data, method, job.progress, checkpoint)
+    fixed = [name for name, override in job.overrides.items() if override.ranges is not None]
+    return Rounder(job.model, job.layers, *how, fixed=fixed).round(plan, strength)
+
+
 @stage("batch norm", ("loss", "metric", "bn_reference"))
 def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
     """Batch-norm tuning on most of the samples, judged on the others."""
@@ -197,6 +210,7 @@ STAGES: tuple[Stage[Any, Any], ...] = (
     parallel_training,
     sensitivities,
     allocation,
+    second_order_rounding,
     batch_norm_tuning,
     metric_drop,
     sequential_training,

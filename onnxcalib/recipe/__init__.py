@@ -14,6 +14,7 @@ from onnxcalib.recipe.choices import (
     Pipeline,
     Precision,
     RangeMethod,
+    Rounding,
     Training,
     parse_bits,
     parse_choice,
@@ -31,6 +32,7 @@ __all__ = [
     "DEFAULTS", "ENUMS", "FLOAT_BITS", "IMAGES", "IMAGE_KEYS", "KEYS", "MAX_BITS", "MIN_BITS", "MIXED", "PRESETS",
     "RECIPE_FIELDS",
     "BatchNormReference", "Engine", "LayerOptimizer", "OnBroken", "Pipeline", "Precision", "RangeMethod", "Recipe",
+    "Rounding",
     "Settings", "Training", "parse_bits", "parse_choice", "parse_pair", "preprocess_of", "read_options", "read_recipe",
     "read_settings", "settings_of", "template", "write_recipe", "write_settings",
 ]  # fmt: skip

@@ -33,6 +33,14 @@ class RangeMethod(enum.StrEnum):
     ENTROPY = "entropy"
 
 
+class Rounding(enum.StrEnum):
+    """How weights are rounded once their bits are assigned; auto takes what the held-out loss prefers."""
+
+    AUTO = "auto"
+    NEAREST = "nearest"
+    SECOND_ORDER = "second-order"  # each weight makes good the errors of those before it
+
+
 class BatchNormReference(enum.StrEnum):
     """Whose channel statistics batch-norm tuning restores."""
 
@@ -116,6 +124,7 @@ ENUMS: Mapping[str, type[enum.StrEnum]] = {
     "pipeline": Pipeline,
     "ranges": RangeMethod,
     "loss": LossKind,
+    "rounding": Rounding,
     "bn_reference": BatchNormReference,
     "engine": Engine,
     "layer_optimizer": LayerOptimizer,

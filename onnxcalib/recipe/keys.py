@@ -16,6 +16,7 @@ from onnxcalib.recipe.choices import (
     OnBroken,
     Pipeline,
     RangeMethod,
+    Rounding,
     Training,
 )
 from onnxcalib.recipe.recipe import Recipe
@@ -92,6 +93,7 @@ SECTIONS: dict[str, tuple[Key, ...]] = {
     "The light and the advanced pipeline": (
         _default("loss", Kind.WORD, f"What tells a good model: {_listed(LossKind)}"),
         _default("metric", Kind.WORD, f"What labels are for: {_listed(METRICS)}, or MODULE:FUNCTION"),
+        _default("rounding", Kind.WORD, f"How weights are rounded: {_listed(Rounding)}"),
         _default("bn_reference", Kind.WORD, f"Whose channel statistics count: {_listed(BatchNormReference)}"),
     ),
     "Mixed precision: needs a list of bits, and at least one of max_drop, compression, max_loss and limits": (

@@ -18,6 +18,7 @@ from onnxcalib.recipe.choices import (
     Pipeline,
     Precision,
     RangeMethod,
+    Rounding,
     Training,
     parse_bits,
     parse_choice,
@@ -28,6 +29,7 @@ LEAST_BLOCK = 16
 # What fields that are None stand for: only a pipeline that reads a field may have it set.
 DEFAULTS: Mapping[str, Any] = {
     "loss": LossKind.DISTILLATION,
+    "rounding": Rounding.AUTO,
     "bn_reference": BatchNormReference.FLOAT,
     "minimise": "size",
     "metric": "top1",
@@ -93,6 +95,7 @@ class Recipe:
     costs: tuple[str, ...] = ()  # cost tables of the user's: NAME=FILE.csv
     minimise: str | None = None  # the cost to make small under max_loss
     loss: LossKind | None = None
+    rounding: Rounding | None = None
     bn_reference: BatchNormReference | None = None
     # The advanced pipeline:
     engine: Engine | None = None
@@ -183,7 +186,7 @@ class Recipe:
                 f"`bits={listed!r}` asks for mixed precision, which the plain pipeline does not assign.",
                 "Give one precision, or `pipeline='light'`.",
             )
-        others = ("loss", "bn_reference", "metric")
+        others = ("loss", "rounding", "bn_reference", "metric")
         self._refuse((*MIXED, *others), "has no effect in the plain pipeline", "Add `pipeline='light'`.")
 
     def _check_mixed(self) -> None:

@@ -278,6 +278,7 @@ def _loss(problem: LayerProblem, schedule: Schedule, energy: float) -> LayerLoss
     layer, start = problem.layer, problem.start
     adaround = problem.optimizer is LayerOptimizer.ADAROUND
     scheme = problem.target.weight_scheme(problem.bits)
+    scheme = replace(scheme, symmetric=scheme.symmetric or start.qparams.is_symmetric)
     weights = _quantizer(start.qparams, scheme, trained=not (adaround or scheme.power_of_two))
     inputs = None
     if problem.input_scheme is not None and problem.qparams is not None:

@@ -1,0 +1,208 @@
+"""Second-order rounding: layer after layer, from forward passes alone.
+
+Every layer is rounded for what it reads in the network whose earlier layers are quantized already, so that its output
+comes near that of the float network; the bias takes the means.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxcalib.algorithms.layer_matrix import LayerMatrix
+from onnxcalib.algorithms.lockstep import DISK_BYTES, Lockstep
+from onnxcalib.algorithms.rounding import least_scale
+from onnxcalib.data import Dataset
+from onnxcalib.model.graph import GraphIndex
+from onnxcalib.model.layers import Layer
+from onnxcalib.model.prepare import Model
+from onnxcalib.numerics.moments import Moments
+from onnxcalib.numerics.quant_params import Array, QuantParams, dequantize, fake_quantize, of_each, with_least_scale
+from onnxcalib.numerics.range_estimators import blockwise_qparams, weight_qparams
+from onnxcalib.numerics.second_order import Grid, arriving_move, damped, round_columns
+from onnxcalib.numerics.weighted_ranges import weighted_qparams
+from onnxcalib.plan import LayerParams, QuantPlan
+from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
+from onnxcalib.recipe import RangeMethod
+from onnxcalib.targets import Target
+
+FloatArray = npt.NDArray[np.float64]
+
+# Rows that the moments of a layer are taken of: so many, and more where its sums are wide.
+ROWS, ROWS_A_COLUMN = 8192, 8
+
+
+@dataclass(frozen=True)
+class SecondOrder:
+    """A plan whose weights make good each other's errors, and why some layers are rounded to nearest."""
+
+    plan: QuantPlan
+    strength: float  # of the move for the error that arrives, from 0 to 1
+    skip_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChosenRounding:
+    """What became of it: the held-out losses after batch-norm tuning, of round to nearest and of what was chosen."""
+
+    strength: float | None  # None: round to nearest
+    before: float
+    after: float
+    skip_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RoundedLayer:
+    """One layer of it: its parameters, or why it keeps those that it had."""
+
+    params: LayerParams | None
+    skip_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Rounder:
+    """What every layer is rounded by."""
+
+    model: Model
+    layers: Sequence[Layer]
+    target: Target
+    data: Dataset
+    ranges: RangeMethod
+    progress: Progress
+    checkpoint: Checkpoint = NO_CHECKPOINT
+    disk_bytes: int = DISK_BYTES
+    fixed: Collection[str] = ()  # layers whose ranges the user chose
+
+    def round(self, plan: QuantPlan, strength: float) -> SecondOrder:
+        """Every layer at the bits and on the kind of grid that it has in the plan; inputs keep their grids."""
+        names = [layer.name for layer in self.layers]
+        cached: list[RoundedLayer | None] = self.checkpoint.found(names)
+        found = {name: each for name, each in zip(names, cached, strict=True) if each is not None}
+        index = GraphIndex(self.model.proto.graph)
+        with tempfile.TemporaryDirectory(prefix="onnxcalib_", dir=self.checkpoint.scratch) as folder:
+            networks = Lockstep(self.model, self.layers, self.target, self.data, Path(folder), self.disk_bytes)
+            for tensor in dict.fromkeys(layer.input for layer in self.layers):
+                readers = [layer for layer in self.layers if layer.input == tensor]
+                missing = [LayerMatrix.of(layer, index) for layer in readers if layer.name not in found]
+                reading = Reading(plan, tensor, missing, len(self.data))
+                networks.advance(tensor, plan, reading.update)
+                for matrix in missing:
+                    name = matrix.layer.name
+                    found[name] = self._rounded(index, matrix, reading.moments.get(matrix.reads), plan, strength)
+                    self.checkpoint.put(name, found[name])
+                    self.progress(f"second-order, strength {strength:g}", len(found), len(names))
+                plan = _with(plan, {layer.name: found[layer.name].params for layer in readers})
+        reasons = (f"'{name}': {each.skip_reason}" for name, each in found.items() if each.skip_reason is not None)
+        return SecondOrder(plan, strength, tuple(reasons))
+
+    def _rounded(
+        self, index: GraphIndex, matrix: LayerMatrix, moments: Moments | None, plan: QuantPlan, strength: float
+    ) -> RoundedLayer:
+        if moments is None or moments.rows == 0:
+            return RoundedLayer(None, matrix.skip_reason or "it reads nothing on the calibration data")
+        if not moments.is_finite:
+            return RoundedLayer(None, "it reads NaN or infinite values")
+        layer, start = matrix.layer, plan.layers[matrix.layer.name]
+        bias = index.constant(layer.bias) if layer.bias else None
+        problem = LayerRounding(matrix, index.value(layer.weight), bias, moments)
+        wanted = problem.wanted(strength)
+        qparams = self._qparams(problem, wanted, start.qparams)
+        for _ in range(2):  # once more if the new bias needs a coarser step
+            qparams = self._for_bias(layer, qparams, bias, plan)
+            quantized, source = problem.rounded(wanted, qparams)
+            bias = problem.new_bias(quantized, qparams)
+            if self._for_bias(layer, qparams, bias, plan) is qparams:
+                break
+        return RoundedLayer(replace(start, quantized=quantized, qparams=qparams, bias=bias, weight=source))
+
+    def _qparams(self, problem: LayerRounding, wanted: FloatArray, like: QuantParams) -> QuantParams:
+        """A grid of the same kind whose ranges suit the wanted weights."""
+        if problem.matrix.layer.name in self.fixed:
+            return like
+        weight, scheme = problem.matrix.shaped(wanted).astype(np.float32), self.target.weight_scheme(like.bits)
+        scheme = replace(scheme, symmetric=scheme.symmetric or like.is_symmetric)
+        if self.ranges not in (RangeMethod.MINMAX, RangeMethod.AVERAGED):
+            return weighted_qparams(weight, problem.importance, scheme, like)
+        if like.block is not None and like.axis is not None:
+            return blockwise_qparams(weight, scheme, like.axis, like.block, self.ranges)
+        return weight_qparams(weight, scheme, like.axis, self.ranges)
+
+    def _for_bias(self, layer: Layer, qparams: QuantParams, bias: Array | None, plan: QuantPlan) -> QuantParams:
+        """The grid with steps that an int32 bias can be counted in; itself if they are."""
+        if bias is None:
+            return qparams
+        activation, per_channel = plan.layer_input(layer.input), qparams.axis is not None
+        least = least_scale(layer, self.target, bias, activation, per_channel=per_channel)
+        return qparams if (qparams.scale >= least.astype(np.float32)).all() else with_least_scale(qparams, least)
+
+
+class LayerRounding:
+    """The weights of a layer, and the moments of what they are multiplied with."""
+
+    def __init__(self, matrix: LayerMatrix, weight: Array, bias: Array | None, moments: Moments) -> None:
+        self.matrix, self.bias, self.moments = matrix, bias, moments
+        self.weight = matrix.weights(weight).astype(np.float64)
+        # What shifts a whole channel is the bias's to make good, where there is one.
+        squares, self.lost = moments.products(centred=matrix.layer.takes_bias)
+        self.squares = damped(squares)
+
+    @property
+    def importance(self) -> Array:
+        """What the squared error of each weight is multiplied with: the mean square of its input."""
+        squares = np.diagonal(self.squares, axis1=1, axis2=2)[:, None, :].astype(np.float32)
+        return self.matrix.shaped(np.broadcast_to(squares, self.weight.shape))
+
+    def wanted(self, strength: float) -> FloatArray:
+        """The weights that make the most of what arrives, or a part of the way there."""
+        return self.weight + strength * arriving_move(self.weight, self.lost, self.squares) if strength else self.weight
+
+    def rounded(self, wanted: FloatArray, qparams: QuantParams) -> tuple[Array, npt.NDArray[np.float32]]:
+        """Quantized values, and what they were rounded from."""
+        scale, zero = (self.matrix.weights(each) for each in of_each(qparams, self.matrix.layer.weight_shape))
+        found = round_columns(wanted, self.squares, Grid(scale, zero, qparams.low, qparams.high))
+        quantized, source = (self.matrix.shaped(each) for each in found)
+        return quantized.astype(qparams.dtype), source.astype(np.float32)
+
+    def new_bias(self, quantized: Array, qparams: QuantParams) -> npt.NDArray[np.float32] | None:
+        """The bias with which the layer's mean output is that of the float network; None where there is no place."""
+        if not self.matrix.layer.takes_bias:
+            return None
+        wanted, read = self.moments.means
+        real = self.matrix.weights(dequantize(quantized, qparams)).astype(np.float64)
+        shift = (self.weight * wanted).sum(-1) - (real * read).sum(-1)
+        old = 0.0 if self.bias is None else self.bias.astype(np.float64)
+        return np.asarray(old + shift.reshape(-1), np.float32)
+
+
+class Reading:
+    """Gathers the moments of a tensor as its layers read it."""
+
+    def __init__(self, plan: QuantPlan, tensor: str, matrices: Sequence[LayerMatrix], samples: int) -> None:
+        self._grids = [grids[tensor] for grids in (plan.shared, plan.inputs) if tensor in grids]
+        # Layers that read the same rows share their moments.
+        self._matrices = {matrix.reads: matrix for matrix in matrices if matrix.skip_reason is None}
+        self._most = {
+            reads: -(-max(ROWS, ROWS_A_COLUMN * matrix.columns) // samples) for reads, matrix in self._matrices.items()
+        }
+        self._rng = np.random.default_rng(zlib.crc32(tensor.encode()))
+        self.moments = {reads: Moments() for reads in self._matrices}
+
+    def update(self, wanted: Array, read: Array) -> None:
+        """Takes a batch of the float and of the quantized network."""
+        if not self._matrices or wanted.size == 0:
+            return
+        for qparams in self._grids:
+            read = fake_quantize(read, qparams)
+        for reads, matrix in self._matrices.items():
+            self.moments[reads].update(*matrix.rows((wanted, read), self._most[reads], self._rng))
+
+
+def _with(plan: QuantPlan, layers: Mapping[str, LayerParams | None]) -> QuantPlan:
+    changed = {name: params for name, params in layers.items() if params is not None}
+    return replace(plan, layers={**plan.layers, **changed})

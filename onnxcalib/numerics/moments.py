@@ -1,0 +1,57 @@
+"""Second moments of what a layer reads, and of what that has lost, gathered batch by batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxcalib.numerics.quant_params import Array
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Moments:
+    """Means and products of rows [groups, rows, columns] of the float network and of the quantized one."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._origin: Array = np.zeros(())
+        self._sums: tuple[FloatArray, ...] = ()
+
+    def update(self, wanted: Array, read: Array) -> None:
+        """Takes the same rows of both networks, and changes them in place."""
+        ones = np.ones((1, read.shape[1]), read.dtype)
+        if not self._sums:  # sums of values far from zero would lose what sets them apart
+            self._origin = ones @ read / np.float32(read.shape[1])
+            groups, columns = read.shape[0], read.shape[2]
+            shapes = [(groups, 1, columns)] * 2 + [(groups, columns, columns)] * 2
+            self._sums = tuple(np.zeros(shape) for shape in shapes)
+        lost = np.subtract(wanted, read, out=wanted)
+        read -= self._origin
+        new = ones @ read, ones @ lost, read.swapaxes(1, 2) @ read, lost.swapaxes(1, 2) @ read
+        for total, more in zip(self._sums, new, strict=True):
+            np.add(total, more, out=total)
+        self.rows += read.shape[1]
+
+    @property
+    def means(self) -> tuple[FloatArray, FloatArray]:
+        """The mean row of the float network and that of the quantized one."""
+        read = self._sums[0] / self.rows + self._origin
+        return read + self._sums[1] / self.rows, read
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that was read is a number."""
+        return all(np.isfinite(each).all() for each in self._sums)
+
+    def products(self, *, centred: bool) -> tuple[FloatArray, FloatArray]:
+        """The mean of Xq Xq^T and that of (X - Xq) Xq^T; centred: without what a bias takes."""
+        read, lost = (each / self.rows for each in self._sums[:2])
+        squares, products = (each / self.rows for each in self._sums[2:])
+        squares -= read.swapaxes(1, 2) @ read
+        products -= lost.swapaxes(1, 2) @ read
+        if not centred:
+            mean = read + self._origin
+            squares += mean.swapaxes(1, 2) @ mean
+            products += lost.swapaxes(1, 2) @ mean
+        return squares, products

@@ -1,0 +1,43 @@
+"""Which rounding a plan gets: to nearest, or second-order at one of a few strengths, each with batch-norm tuning."""
+
+from __future__ import annotations
+
+from onnxcalib.algorithms.batchnorm import Tuned
+from onnxcalib.algorithms.second_order import ChosenRounding
+from onnxcalib.data import why_not_parted
+from onnxcalib.pipeline.job import Job
+from onnxcalib.pipeline.stages import batch_norm_tuning, second_order_rounding, trains_end_to_end
+from onnxcalib.plan import QuantPlan
+from onnxcalib.recipe import MAX_BITS, Rounding
+
+# Of the move for the error that arrives: where activations have few bits, all of it would chase noise.
+STRENGTHS = (0.0, 0.5, 1.0)
+
+
+def rounded_and_tuned(job: Job, plan: QuantPlan) -> tuple[ChosenRounding | None, Tuned]:
+    """The plan with batch-norm tuning, on the rounding whose held-out loss is then the least."""
+    nearest = batch_norm_tuning(job, plan)
+    if not _tried(job, plan):
+        return None, nearest
+    found: dict[float | None, tuple[Tuned, tuple[str, ...]]] = {None: (nearest, ())}
+    for strength in STRENGTHS:
+        rounded = second_order_rounding(job, plan, strength)
+        found[strength] = batch_norm_tuning(job, rounded.plan), rounded.skip_reasons
+    if job.recipe.rounding is Rounding.SECOND_ORDER:
+        del found[None]
+    best = min(found, key=lambda strength: found[strength][0].after)
+    tuned, skip_reasons = found[best]
+    return ChosenRounding(best, nearest.after, tuned.after, skip_reasons), tuned
+
+
+def _tried(job: Job, plan: QuantPlan) -> bool:
+    """Whether it is asked for, or left to us and likely to gain: eight bits leave little to make good."""
+    rounding = job.recipe.get("rounding")
+    if rounding is not Rounding.AUTO:
+        return rounding is Rounding.SECOND_ORDER
+    # Nothing is chosen by samples that it was learned from.
+    return (
+        trains_end_to_end(job.recipe)
+        and why_not_parted(job.data) is None
+        and any(precision.weight < MAX_BITS for precision in plan.precisions.values())
+    )
