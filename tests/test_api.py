@@ -40,7 +40,7 @@ def test_the_package_shows_its_names() -> None:
     assert onnxcalib.compat is compat
     with pytest.raises(AttributeError):
         _ = onnxcalib.quantise
-    code = "import onnxcalib, onnxcalib.cli.commands; assert callable(onnxcalib.reports)"
+    code = "import onnxcalib, onnxcalib.cli.commands; assert callable(onnxcalib.report)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # whatever was imported before
 
 
@@ -70,8 +70,8 @@ def test_sensitivity_and_allocation_are_those_of_the_command_line(
     assert onnxcalib.read_table(tmp_path / "t.csv") == table
     onnxcalib.write_table(table, tmp_path / "u.csv")
     assert (tmp_path / "u.csv").read_text() == (tmp_path / "t.csv").read_text()
-    found = onnxcalib.allocate(table, compression=0.55, pins={"fc": "w8a8"})
-    assert found == onnxcalib.allocate(tmp_path / "t.csv", compression=0.55, pins=["fc=w8a8"])
+    found = onnxcalib.allocate(table, compression=0.55, overrides={"fc": "w8a8"})
+    assert found == onnxcalib.allocate(tmp_path / "t.csv", compression=0.55, overrides=["fc=w8a8"])
     assert str(found.choices["fc"]) == "w8a8"
     assert found.costs["size"] <= 0.55 * table.float_costs["size"]
     for wrong in ({"compression": 0.55, "method": "luck"}, {"limits": {"luck": 1}}, {}):
@@ -80,7 +80,7 @@ def test_sensitivity_and_allocation_are_those_of_the_command_line(
 
 
 def test_a_curve_of_a_recipe(here: Path) -> None:
-    recipe = Recipe(Pipeline.LIGHT, bits=BITS, compression=0.5, pins={"fc": "w8a8"}, ranges="minmax")
+    recipe = Recipe(Pipeline.LIGHT, bits=BITS, compression=0.5, overrides={"fc": "w8a8"}, ranges="minmax")
     points = onnxcalib.curve(here / "model.onnx", here / "data.npz", recipe, points=3)
     exact = [point for point in points if point.method == "integer program"]
     assert len(exact) == 3
@@ -128,7 +128,7 @@ def test_answers_about_a_file(here: Path) -> None:
 def test_a_report_of_a_result(here: Path, tmp_path: Path) -> None:
     model, data = onnx.load(here / "model.onnx"), dict(np.load(here / "data.npz"))
     result = onnxcalib.quantize(model, data)
-    found = onnxcalib.reports(result, model, [{"x": data["x"]}], tmp_path / "r.html", transform=lambda feed: feed["x"])
+    found = onnxcalib.report(result, model, [{"x": data["x"]}], tmp_path / "r.html", transform=lambda feed: feed["x"])
     assert (tmp_path / "r.html").stat().st_size > 0
     assert len(found["layers"]) == len(result.layers.layers)
 

@@ -15,7 +15,7 @@ from onnxcalib.mixed_precision import table_files
 from onnxcalib.mixed_precision.allocate import Allocation
 from onnxcalib.mixed_precision.assignment import METHODS, solve
 from onnxcalib.mixed_precision.curve import Point
-from onnxcalib.mixed_precision.request import Request, add_cost_tables
+from onnxcalib.mixed_precision.request import Request, add_cost_tables, naming_rows
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.pipeline import sweep
 from onnxcalib.progress import Progress, silent
@@ -58,7 +58,7 @@ def allocate(  # noqa: PLR0913 - as many as the command has options
     limits: Mapping[str, float] | Iterable[str] = (),
     costs: Mapping[str, str | Path] | Iterable[str] = (),
     minimise: str | None = None,
-    pins: Mapping[str, Precision | str] | Iterable[str] = (),
+    overrides: Mapping[str, Precision | str] | Iterable[str] = (),
     edge_bits: int | None = None,
     method: str = METHODS[0],
 ) -> Allocation:
@@ -71,7 +71,7 @@ def allocate(  # noqa: PLR0913 - as many as the command has options
         limits: Further limits by cost, such as {"bops": 0.05}; the table's own costs are relative to float.
         costs: Your own costs by name, each a CSV file of layer,precision,cost.
         minimise: The cost to make small under the most loss; size by default.
-        pins: Precisions by pattern of layer names, such as {"*classifier*": "w8a8"}.
+        overrides: Precisions by pattern of layer names, such as {"*classifier*": "w8a8"}.
         edge_bits: Bits of the first and the last layer.
         method: "integer-program", or one of the greedy rules: "greedy-accuracy", "greedy-compression".
 
@@ -82,11 +82,12 @@ def allocate(  # noqa: PLR0913 - as many as the command has options
         raise RecipeError(f"'{method}' is not a choice for `method`.", f"Choose {', '.join(METHODS)}.")
     found = table if isinstance(table, SensitivityTable) else table_files.load(Path(table))
     # The table says what each layer may take; the recipe's own list of bits decides nothing here.
-    lists: dict[str, Any] = {"limits": limits, "costs": costs, "pins": pins}
+    lists: dict[str, Any] = {"limits": limits, "costs": costs, "overrides": overrides}
     recipe = Recipe(
         Pipeline.LIGHT, (Precision(MIN_BITS, MIN_BITS), found.base), edge_bits,
         compression=compression, max_loss=max_loss, minimise=minimise, **lists,
     )  # fmt: skip
+    recipe = naming_rows(recipe, found)
     costed = add_cost_tables(found, recipe)
     return solve(costed, Request.of(costed, recipe), method)
 

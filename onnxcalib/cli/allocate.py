@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from onnxcalib.cli.tables import allocation_line, allocation_table
 from onnxcalib.errors import RecipeError
 from onnxcalib.files import check_outputs, replacing
 from onnxcalib.mixed_precision.assignment import METHODS, solve
-from onnxcalib.mixed_precision.request import Request, add_cost_tables
+from onnxcalib.mixed_precision.request import Request, add_cost_tables, naming_rows
 from onnxcalib.mixed_precision.table_files import load
 from onnxcalib.pipeline.inputs import files_read
 from onnxcalib.recipe import MIN_BITS, Pipeline, Precision, parse_pair
-from onnxcalib.recipe.overrides import expanded
 
 
 @click.command()
@@ -44,7 +42,7 @@ def allocate(table: Path, method: str, output: Path | None, **options: Any) -> N
     recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=(Precision(MIN_BITS, MIN_BITS), loaded.base))
     if recipe.max_drop is not None:
         raise RecipeError("`max_drop` has no effect on a table: it is measured.", "Give it to onnxcalib quantize.")
-    recipe = replace(recipe, overrides=expanded(recipe.overrides, {row.layer: "" for row in loaded.layers}))
+    recipe = naming_rows(recipe, loaded)
     costed = add_cost_tables(loaded, recipe)
     found = solve(costed, Request.of(costed, recipe), method)
     if output is not None:

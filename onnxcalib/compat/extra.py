@@ -50,7 +50,7 @@ EXTRAS: Mapping[str, Extra] = {
     "QuantizeBias": Extra((True, None), f"{LEAVE}: the target says how biases are stored"),
     "UseQDQContribOps": Extra(OFF),
     "MinimumRealRange": Extra((None,)),
-    "TensorQuantOverrides": Extra(({}, None), "Give onnxcalib.quantize a Recipe with `pins` or `exclude`"),
+    "TensorQuantOverrides": Extra(({}, None), "Give onnxcalib.quantize a Recipe with `overrides` or `exclude`"),
     "QDQKeepRemovableActivations": Extra(OFF),
     "QDQDisableWeightAdjustForInt32Bias": Extra(OFF),
     "BlockSize": Extra((0, None), "Give onnxcalib.quantize Recipe(bits='w4', block_size=32)"),

@@ -40,6 +40,11 @@ def naming_layers(recipe: Recipe, layers: Sequence[Layer]) -> Recipe:
     return replace(recipe, overrides=expanded(recipe.overrides, {layer.name: layer.op for layer in layers}))
 
 
+def naming_rows(recipe: Recipe, table: SensitivityTable) -> Recipe:
+    """The same for a table, which knows names only."""
+    return replace(recipe, overrides=expanded(recipe.overrides, {row.layer: "" for row in table.layers}))
+
+
 def check_overrides(overrides: Mapping[str, Override], layers: Sequence[Layer], target: Target) -> None:
     """Raise a RecipeError for a form of weights that the target does not take."""
     for layer in layers:

@@ -46,8 +46,8 @@ DEFAULTS: Mapping[str, Any] = {
 class Recipe:
     """All that decides the result, apart from the model and the data.
 
-    Words do for members: "light", "mse", "w4a4,w8a8"; limits, costs and pins may be mappings. What does not go together
-    is refused at once. Fields that are None stand for their defaults; `get` gives those.
+    Words do for members: "light", "mse", "w4a4,w8a8"; limits, costs and overrides may be mappings. What does not
+    go together is refused at once. Fields that are None stand for their defaults; `get` gives those.
 
     Attributes:
         pipeline: Which stages run: plain rounds to nearest, light adds allocation and tuning, advanced training.
@@ -58,14 +58,17 @@ class Recipe:
         ranges: How ranges are estimated; auto measures several estimators and takes the best.
         include: Globs; only layers with such names are quantized.
         exclude: Globs; layers with such names stay float.
+        overrides: What single layers get, as "*classifier*=w8a8", "op:Conv=w8", "first=float" or "last=minmax".
         seed: For the order of the samples, and for training.
         compression: Mixed precision: the most bytes of all constants, relative to the float file.
         max_loss: Mixed precision: the most loss, measured on the assembled model.
+        max_drop: Mixed precision: the most that the metric falls, in its own units, on labelled samples held out.
+        metric: What labels are for: a metric's name, or "module:function"; top1 by default.
         limits: Mixed precision: further limits, as "bops=0.05".
         costs: Mixed precision: cost tables of your own, as "latency=latency.csv".
         minimise: Mixed precision: the cost to make small under `max_loss`; size by default.
-        pins: Mixed precision: layers whose bits are fixed, as "*classifier*=w8a8".
         loss: Light and advanced: what tells a good model.
+        rounding: Light and advanced: to nearest, to the second order, or what the held-out loss prefers.
         bn_reference: Light and advanced: whose channel statistics batch-norm tuning restores.
         on_broken: What happens where an output becomes noise: what causes it stays float, a warning, or an error.
         engine: Training: who makes the gradients.

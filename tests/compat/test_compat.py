@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "symmetric activations": ({"extra_options": {"ActivationSymmetric": True}}, ("ActivationSymmetric", "target")),
     "SmoothQuant": ({"extra_options": {"SmoothQuant": True}}, ("SmoothQuant", "light")),
     "another percentile": ({"extra_options": {"CalibPercentile": 99.9}}, ("CalibPercentile", "99.9", "99.99")),
-    "overrides": ({"extra_options": {"TensorQuantOverrides": {"x": [{}]}}}, ("TensorQuantOverrides", "pins")),
+    "overrides": ({"extra_options": {"TensorQuantOverrides": {"x": [{}]}}}, ("TensorQuantOverrides", "overrides")),
     "an op that stays float": ({"op_types_to_quantize": ["Conv", "Softmax"]}, ("Softmax", "op_types_to_quantize")),
     "no layer at all": ({"op_types_to_quantize": ["MatMul"]}, ("op_types_to_quantize", "Conv", "Gemm")),
     "a node that is not there": ({"nodes_to_exclude": ["steam"]}, ("nodes_to_exclude", "steam", "stem")),

@@ -161,9 +161,9 @@ WORDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"exclude": "*fc*"}, {"exclude": ("*fc*",)}),
     ({"include": ["a", "b"]}, {"include": ("a", "b")}),
     (
-        {"pipeline": "light", "bits": ["w4a4", "w8a8"], "limits": {"bops": 0.5}, "pins": {"fc": "w8a8"}},
+        {"pipeline": "light", "bits": ["w4a4", "w8a8"], "limits": {"bops": 0.5}, "overrides": {"fc": "w8a8"}},
         {"pipeline": Pipeline.LIGHT, "bits": (Precision(4, 4), Precision(8, 8)), "limits": ("bops=0.5",),
-         "pins": ("fc=w8a8",)},
+         "overrides": ("fc=w8a8",)},
     ),
 ]  # fmt: skip
 

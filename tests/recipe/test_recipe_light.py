@@ -95,7 +95,7 @@ def test_edge_bits_are_in_range() -> None:
     [("bops=0.05", ("bops", "0.05")), ("a=b=w4a8", ("a=b", "w4a8")), ("*fc*=8", ("*fc*", "8"))],
 )
 def test_pairs_are_read(text: str, pair: tuple[str, str]) -> None:
-    assert parse_pair("pins", text) == pair
+    assert parse_pair("overrides", text) == pair
 
 
 @pytest.mark.parametrize("text", ["", "=", "a", "a=", "=b"])
