@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from onnxcalib.errors import understanding
 from onnxcalib.model.constants import LAYOUT_OPS, fold_constants
 from onnxcalib.model.folded import as_dequantizers
 from onnxcalib.model.graph import GraphIndex, attributes
@@ -54,8 +55,13 @@ class QuantizedFile:
     floats: tuple[FloatNode, ...]
 
 
-def read_quantized(model: onnx.ModelProto) -> QuantizedFile:
+def read_quantized(model: onnx.ModelProto, source: str = "the quantized model") -> QuantizedFile:
     """Reads any QDQ model; the one given is not changed."""
+    with understanding(source):
+        return _read(model)
+
+
+def _read(model: onnx.ModelProto) -> QuantizedFile:
     proto = copied(model)
     name_nodes(proto.graph)
     whole = GraphIndex(proto.graph)

@@ -68,7 +68,8 @@ def stream(session: Session, data: Dataset, batch: int | None = None) -> Iterato
 def fitting_batch(session: Session, data: Dataset) -> int:
     """How many samples' outputs fit into the memory for captured tensors, measured on one sample."""
     feed = next(iter(data.batches(1)))
-    held = sum(value.nbytes for value in session.run(feed).values())
+    outputs = session.run(feed).values()
+    held = sum(value.nbytes for value in outputs if isinstance(value, np.ndarray))  # a sequence is a list
     return int(np.clip(CAPTURE_BYTES // max(held, 1), 1, LARGEST_BATCH))
 
 
