@@ -58,6 +58,10 @@ class OutputError(OnnxcalibError):
     exit_code = 6
 
 
+class OnnxcalibWarning(UserWarning):
+    """Something that a user should know of, where no listener of events is at hand."""
+
+
 @contextlib.contextmanager
 def understanding(source: str) -> Iterator[None]:
     """Whatever a library raises about a model that contradicts itself becomes one sentence about that model."""

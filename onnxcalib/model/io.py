@@ -24,7 +24,6 @@ QUANTIZED_OPS = {
 }  # fmt: skip
 
 
-
 def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     """Reads a float model; a proto is copied, so that nothing ever changes the caller's."""
     if isinstance(source, onnx.ModelProto):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset
+from onnxcalib.errors import ModelError, first_line
 from onnxcalib.model.io import PROTOBUF_LIMIT, serialized, write_model
-from onnxcalib.runtime.opening import failed, new_options, open_session
+from onnxcalib.runtime.opening import failed, new_options, open_session, safe_levels
+from onnxcalib.runtime.trial import LEVELS, is_risky, try_levels
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -26,11 +28,17 @@ class Session:
     """A model ready to run on the CPU.
 
     A pool of memory halves the time of a run with large tensors, and goes with the session; one that is kept beside
-    many others should have none.
+    many others should have none. Of the levels of optimization the first that works is taken; None: all that are safe.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, source: str = "the model", limit: int = PROTOBUF_LIMIT, *, pool: bool = True
+        self,
+        model: onnx.ModelProto,
+        source: str = "the model",
+        limit: int = PROTOBUF_LIMIT,
+        *,
+        pool: bool = True,
+        levels: Sequence[str] | None = None,
     ) -> None:
         options = new_options()
         options.enable_cpu_mem_arena = pool
@@ -39,13 +47,14 @@ class Session:
         self.source, self.outputs = source, [value.name for value in model.graph.output]
         if not self.outputs:  # every tensor that is asked for is an input, and the runtime takes no such model
             return
+        levels = levels or safe_levels(model, source)
         if model.ByteSize() < limit:
-            self._session = open_session(serialized(model), options, source)
+            self._session = open_session(serialized(model), options, source, levels=levels)
         else:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "model.onnx"
                 write_model(model, path, limit)
-                self._session = open_session(path, options, source)
+                self._session = open_session(path, options, source, levels=levels)
 
     def run(self, feed: Tensors) -> Tensors:
         """All outputs for one feed."""
@@ -77,3 +86,19 @@ def samples_in(feed: Tensors, data: Dataset) -> int:
     """Samples in one feed: the common first axis, or one where the inputs share none."""
     sizes = {value.shape[0] for value in feed.values() if value.ndim}
     return sizes.pop() if len(sizes) == 1 and all(value.ndim for value in feed.values()) and len(data) > 0 else 1
+
+
+def refusal(model: onnx.ModelProto) -> str | None:
+    """Why onnxruntime loads a model unoptimized, but not at full optimization; None if it does, or loads neither."""
+    if is_risky(model):
+        level, why = try_levels(model)
+        return None if level in (LEVELS[0], None) else first_line(RuntimeError(why))
+    try:
+        Session(model, levels=LEVELS[:1])
+    except ModelError as error:
+        try:
+            Session(model, levels=LEVELS[-1:])
+        except ModelError:  # not for the optimizer's sake: this runtime may be older than the file
+            return None
+        return error.message.removesuffix(".")
+    return None

@@ -1,0 +1,30 @@
+"""Run as a script of its own: opens models that may end the process, and says how it went.
+
+Says that it is ready; then reads lines of JSON with a level and a path, and answers each with a line: an empty text, or
+why the model was refused.
+"""
+
+import json
+import sys
+
+import onnxruntime as ort
+
+
+def say(text: str) -> None:
+    """One line for the process that asked."""
+    sys.stdout.write(json.dumps(text) + "\n")
+    sys.stdout.flush()
+
+
+say("ready")
+for line in sys.stdin:
+    asked = json.loads(line)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, asked["level"])
+    try:
+        ort.InferenceSession(asked["path"], options, providers=["CPUExecutionProvider"])
+        answer = ""
+    except Exception as error:  # the runtime's exceptions share no base class but this one
+        answer = str(error) or type(error).__name__
+    say(answer)
