@@ -4,27 +4,34 @@ Says that it is ready; then reads lines of JSON with a level and a path, and ans
 why the model was refused.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 
-import onnxruntime as ort
+
+def main() -> None:
+    """Answers until nobody asks any more."""
+    import onnxruntime as ort
+
+    _say("ready")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, asked["level"])
+        try:
+            ort.InferenceSession(asked["path"], options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the runtime's exceptions share no base class but this one
+            _say(str(error) or type(error).__name__)
+        else:
+            _say("")
 
 
-def say(text: str) -> None:
-    """One line for the process that asked."""
+def _say(text: str) -> None:
     sys.stdout.write(json.dumps(text) + "\n")
     sys.stdout.flush()
 
 
-say("ready")
-for line in sys.stdin:
-    asked = json.loads(line)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, asked["level"])
-    try:
-        ort.InferenceSession(asked["path"], options, providers=["CPUExecutionProvider"])
-        answer = ""
-    except Exception as error:  # the runtime's exceptions share no base class but this one
-        answer = str(error) or type(error).__name__
-    say(answer)
+if __name__ == "__main__":
+    main()
