@@ -26,9 +26,7 @@ def inline_functions(model: onnx.ModelProto, source: str) -> onnx.ModelProto:
         return model
     try:
         _renumber(model)
-        newest = max(opset_of(each) for each in (model, *model.functions))
-        if any(opset_of(each) < newest for each in (model, *model.functions)):
-            model = _raise_all(model, newest, source)
+        model = _raise_all(model, max(opset_of(each) for each in (model, *model.functions)), source)
         check_valid(model, source)
         inlined = inliner.inline_local_functions(model)
     except ModelError:
@@ -63,7 +61,10 @@ def _same(node: onnx.NodeProto, one: int, other: int) -> bool:
 
 
 def _raise_all(model: onnx.ModelProto, opset: int, source: str) -> onnx.ModelProto:
-    """The model and its functions at one opset; each call gets a function of its own, which has no attributes left."""
+    """The model and its functions at one opset; each call gets a function of its own, which has no attributes left.
+
+    onnx's inliner would leave out what an attribute is by default, and its converter fails on such a reference.
+    """
     known = {(function.domain, function.name): function for function in model.functions}
     bound: list[onnx.FunctionProto] = []
     _bind(all_nodes(model.graph), known, bound, len(known))
