@@ -19,7 +19,7 @@ from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.io import copied
 from onnxcalib.model.layers import LAYER_OPS, FloatNode, other_float_nodes, why_float
 from onnxcalib.model.placement import ABSORBED_OPS, SAME_QPARAMS_OPS
-from onnxcalib.model.prepare import name_nodes
+from onnxcalib.model.prepare import name_nodes, real_inputs_only
 from onnxcalib.model.storage import UNPACKING_OPS
 from onnxcalib.numerics.quant_params import QuantParams
 
@@ -63,6 +63,7 @@ def read_quantized(model: onnx.ModelProto, source: str = "the quantized model") 
 
 def _read(model: onnx.ModelProto) -> QuantizedFile:
     proto = copied(model)
+    real_inputs_only(proto)
     name_nodes(proto.graph)
     whole = GraphIndex(proto.graph)
     as_dequantizers(proto.graph, lambda name: any(True for _ in _behind(whole, name)))
