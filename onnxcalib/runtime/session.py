@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import onnx
 
 from onnxcalib.data import Dataset
 from onnxcalib.errors import ModelError, first_line
+from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.io import PROTOBUF_LIMIT, serialized, write_model
 from onnxcalib.runtime.opening import failed, new_options, open_session, safe_levels
 from onnxcalib.runtime.trial import LEVELS, is_risky, try_levels
@@ -47,6 +49,9 @@ class Session:
         self.source, self.outputs = source, [value.name for value in model.graph.output]
         if not self.outputs:  # every tensor that is asked for is an input, and the runtime takes no such model
             return
+        index = GraphIndex(model.graph)
+        # What no node computes from an input is the runtime's or the caller's memory, and goes when these let go of it.
+        self._borrowed = set(self.outputs) - (index.downstream(index.inputs)[0] - index.inputs)
         levels = levels or safe_levels(model, source)
         if model.ByteSize() < limit:
             self._session = open_session(serialized(model), options, source, levels=levels)
@@ -61,7 +66,8 @@ class Session:
         if not self.outputs:
             return {}
         try:
-            return dict(zip(self.outputs, self._session.run(None, feed), strict=True))
+            outputs = dict(zip(self.outputs, self._session.run(None, feed), strict=True))
+            return outputs | {name: copy.copy(outputs[name]) for name in self._borrowed}
         except Exception as error:
             hint = "Check that the data has the shapes the model was exported for."
             raise failed(f"running {self.source}", error, hint) from error
