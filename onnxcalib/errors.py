@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from onnxcalib.names import in_brief, printable
 
@@ -55,6 +56,24 @@ class OutputError(OnnxcalibError):
     """The result cannot be written."""
 
     exit_code = 6
+
+
+class OnnxcalibWarning(UserWarning):
+    """Something that a user should know of, where no listener of events is at hand."""
+
+
+@contextlib.contextmanager
+def understanding(source: str) -> Iterator[None]:
+    """Whatever a library raises about a model that contradicts itself becomes one sentence about that model."""
+    try:
+        yield
+    except (OnnxcalibError, OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged model can break any step in its own way
+        raise ModelError(
+            f"{source} cannot be understood: {type(error).__name__}: {first_line(error)}.",
+            "Check it with onnx.checker, or export it again.",
+        ) from error
 
 
 def first_line(error: BaseException) -> str:

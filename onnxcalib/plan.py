@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,17 @@ class QuantPlan:
     def layer_input(self, tensor: str) -> QuantParams | None:
         """The grid on which layers read a tensor, None if that is float."""
         return self.inputs.get(tensor) or self.shared.get(tensor)
+
+    def without(self, layers: Collection[str], tensors: Collection[str]) -> QuantPlan:
+        """The plan with these layers float, and these tensors quantized for the layers that read them alone."""
+        alone = {name: qparams for name, qparams in self.shared.items() if name in tensors}
+        return replace(
+            self,
+            precisions={name: value for name, value in self.precisions.items() if name not in layers},
+            layers={name: value for name, value in self.layers.items() if name not in layers},
+            shared={name: value for name, value in self.shared.items() if name not in alone},
+            inputs={**alone, **self.inputs},
+        )
 
     def joined(self, other: QuantPlan) -> QuantPlan:
         """One plan for two graphs of a model."""

@@ -91,8 +91,7 @@ class _Mover:
             self._rescale(name, float(self.shared[kept].scale))
             self.fitted |= {name, kept}
             return
-        terms = _Sum()
-        self._walk(name, 1, terms, start=True)
+        terms = self._walk(name)
         denominator = self._fit(name, float(qparams.scale), terms.sources)
         for layer in terms.layers if denominator is not None else ():
             self.results.setdefault(layer, _Result(name, denominator or 1))
@@ -137,21 +136,26 @@ class _Mover:
                 self.inputs[name], scale / float(near_fractions(ratio, 1, ACTIVATION_MOVE, ACTIVATION_MOVE))
             )
 
-    def _walk(self, name: str, divisor: int, terms: _Sum, *, start: bool = False) -> None:
-        node = self.index.producers.get(name)
-        if name in self.shared and not start:
-            terms.sources[name] = divisor
-        elif name in self.made:
-            terms.layers += [self.made[name].name] if divisor == 1 else []
-        elif node is not None and node.op_type in SUM_OPS:
-            for source in node.input:
-                self._walk(source, divisor, terms)
-        elif node is not None and node.op_type in PASSING_OPS:
-            self._walk(node.input[0], divisor, terms)
-        elif node is not None and node.op_type in MEAN_OPS:
-            count = self._count(node)
-            if count is not None:
-                self._walk(node.input[0], divisor * count, terms)
+    def _walk(self, start: str) -> _Sum:
+        terms, seen, todo = _Sum(), set[tuple[str, int]](), [(start, 1)]
+        while todo:  # no recursion: a network may be deeper than the stack
+            name, divisor = todo.pop()
+            node = self.index.producers.get(name)
+            if (name, divisor) in seen:
+                continue
+            seen.add((name, divisor))
+            if name in self.shared and name != start:
+                terms.sources[name] = divisor
+            elif name in self.made:
+                terms.layers += [self.made[name].name] if divisor == 1 else []
+            elif node is not None and node.op_type in SUM_OPS:
+                todo.extend((source, divisor) for source in reversed(node.input))
+            elif node is not None and node.op_type in PASSING_OPS:
+                todo.append((node.input[0], divisor))
+            elif node is not None and node.op_type in MEAN_OPS:
+                count = self._count(node)
+                todo += [] if count is None else [(node.input[0], divisor * count)]
+        return terms
 
     def _count(self, node: onnx.NodeProto) -> int | None:
         """How many values a mean is taken of, None if that is unknown."""

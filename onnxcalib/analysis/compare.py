@@ -68,7 +68,7 @@ def compare_layers(
     paths: tuple[Path, Path], data: Dataset, reference: Model | None, progress: Progress
 ) -> list[LayerComparison]:
     """The layers that both files have, worst difference first."""
-    files = tuple(read_quantized(load(path)) for path in paths)
+    files = tuple(read_quantized(load(path), str(path)) for path in paths)
     nodes = [_outputs(file.proto) for file in files]
     quantized = {layer.name for file in files for layer in file.layers}
     names = [name for name in nodes[0] if name in nodes[1] and name in quantized]

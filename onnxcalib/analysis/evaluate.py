@@ -137,7 +137,8 @@ class _Score:
     def update(self, outputs: Tensors, expected: Tensors | None, labels: Labels | None) -> None:
         if self.metric is not None and labels is not None:
             self.parts.append(self.metric.take(outputs, labels))
-        classes = next((name for name, output_kind in self.kinds.items() if output_kind is not OutputKind.VALUES), None)
+        distributions = (name for name, kind in self.kinds.items() if kind is not OutputKind.VALUES)
+        classes = next((name for name in distributions if outputs[name].size), None)
         if classes is not None and labels is not None and are_classes(labels) and outputs[classes].ndim == 2:
             self.right += int((outputs[classes].argmax(axis=-1) == labels).sum())
             self.judged += len(labels)

@@ -63,7 +63,7 @@ class Facts:
     def read(cls, path: Path) -> Facts:
         """What the file alone tells."""
         proto = load(path)
-        return cls(path, proto, read_quantized(proto))
+        return cls(path, proto, read_quantized(proto, str(path)))
 
 
 def answer(question: Question, facts: Facts) -> list[str]:

@@ -45,6 +45,9 @@ class Gradients:
         self.parameters = {name: np.array(value, np.float32, order="C") for name, value in parameters.items()}
         self._inputs = {value.name for value in model.graph.input} - set(self.parameters)
         self._inputs -= {tensor.name for tensor in model.graph.initializer}
+        for value in model.graph.input:
+            if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+                raise NoGradientError("input", value.name, "text cannot be fed to a training step", "Take it out")
         self._output, self._threads = model.graph.output[0].name, threads
         self._model = _differentiated(model, tuple(self.parameters), engine)
         self._start()

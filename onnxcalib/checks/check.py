@@ -12,6 +12,7 @@ import onnx
 from onnxcalib.checks import activation_rules, file_rules, layer_rules, quantizer_rules  # noqa: F401
 from onnxcalib.checks.rule import FINDERS, Scene
 from onnxcalib.checks.view import label, views_of
+from onnxcalib.errors import understanding
 from onnxcalib.model.constants import constants_to_initializers
 from onnxcalib.model.io import copied, load
 from onnxcalib.targets import Severity, Target
@@ -35,7 +36,8 @@ class Finding:
 
 def check_file(path: str | Path, target: Target) -> list[Finding]:
     """What the target will make of a file, in the order of its nodes."""
-    return check_model(load(Path(path)), target)
+    with understanding(str(path)):
+        return check_model(load(Path(path)), target)
 
 
 def check_model(model: onnx.ModelProto, target: Target) -> list[Finding]:

@@ -7,6 +7,7 @@ import json
 import math
 import platform
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from onnxcalib.cli.doctor import PACKAGES
 from onnxcalib.cli.ending import last_words
 from onnxcalib.cli.options import PlainConsole
 from onnxcalib.cli.wording import as_typed
+from onnxcalib.errors import OnnxcalibWarning
 from onnxcalib.progress import Event
 from onnxcalib.runtime.installed import version_of
 
@@ -119,12 +121,30 @@ def watching(*, verbose: bool = False, as_json: bool = False) -> Iterator[Watch]
     with Progress(*columns, console=screen, disable=quiet, transient=True) as bar:
         watch = Watch(bar, verbose=verbose, as_json=as_json)
         try:
-            yield watch
+            with _warnings_told_by(watch):
+                yield watch
         except (Exception, KeyboardInterrupt) as error:
             if as_json:
                 message, code = last_words(error)
                 watch.event(Event("error", {"message": message, "exit_code": code}))
             raise
+
+
+@contextlib.contextmanager
+def _warnings_told_by(watch: Watch) -> Iterator[None]:
+    """Our own warnings become events inside the block; those of libraries stay what they are."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, OnnxcalibWarning):
+            watch.event(Event("warning", {"message": str(message)}))
+        else:
+            before(message, category, *where, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", OnnxcalibWarning)
+        warnings.showwarning = show
+        yield
 
 
 def _words(value: Any) -> str:

@@ -83,6 +83,7 @@ def _can_fold(index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) ->
         and index.only_reader(layer.output[0]) is not None
         and all(name in index.initializers for name in constants if name)
         and not (layer.op_type == "Gemm" and attributes(layer).get("transA", 0))
+        and len({tuple(index.initializers[name].dims) for name in norm.input[1:5]}) == 1
     )
 
 

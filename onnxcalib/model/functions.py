@@ -8,7 +8,7 @@ import onnx
 from onnx import defs, inliner, version_converter
 
 from onnxcalib.errors import ModelError, first_line
-from onnxcalib.model.io import opset_of
+from onnxcalib.model.io import check_valid, opset_of
 from onnxcalib.model.opset import raise_opset
 from onnxcalib.model.walk import all_nodes, refill
 
@@ -26,9 +26,8 @@ def inline_functions(model: onnx.ModelProto, source: str) -> onnx.ModelProto:
         return model
     try:
         _renumber(model)
-        newest = max(opset_of(each) for each in (model, *model.functions))
-        if any(opset_of(each) < newest for each in (model, *model.functions)):
-            model = _raise_all(model, newest, source)
+        model = _raise_all(model, max(opset_of(each) for each in (model, *model.functions)), source)
+        check_valid(model, source)
         inlined = inliner.inline_local_functions(model)
     except ModelError:
         raise
@@ -62,14 +61,18 @@ def _same(node: onnx.NodeProto, one: int, other: int) -> bool:
 
 
 def _raise_all(model: onnx.ModelProto, opset: int, source: str) -> onnx.ModelProto:
-    """The model and its functions at one opset; each call gets a function of its own, which has no attributes left."""
+    """The model and its functions at one opset; each call gets a function of its own, which has no attributes left.
+
+    onnx's inliner would leave out what an attribute is by default, and its converter fails on such a reference.
+    """
     known = {(function.domain, function.name): function for function in model.functions}
     bound: list[onnx.FunctionProto] = []
     _bind(all_nodes(model.graph), known, bound, len(known))
     del model.functions[:]
     if opset_of(model) < opset:
+        check_valid(model, source)  # an invalid graph would crash the converter
         model = raise_opset(model, opset, source)
-    model.functions.extend(_raised(function, opset) for function in bound)
+    model.functions.extend(_raised(function, opset, source) for function in bound)
     return model
 
 
@@ -103,12 +106,13 @@ def _values(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> l
     return found
 
 
-def _raised(function: onnx.FunctionProto, opset: int) -> onnx.FunctionProto:
+def _raised(function: onnx.FunctionProto, opset: int, source: str) -> onnx.FunctionProto:
     if opset_of(function) < opset:
         body = onnx.ModelProto(ir_version=8, opset_import=function.opset_import)
         body.graph.MergeFrom(onnx.GraphProto(name=function.name, node=function.node))
         body.graph.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
         body.graph.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
+        check_valid(body, f"function '{function.name}' of {source}")
         raised = version_converter.convert_version(body, opset)
         stored = [
             onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in raised.graph.initializer

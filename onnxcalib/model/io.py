@@ -8,7 +8,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import checker, external_data_helper, numpy_helper
 
-from onnxcalib.errors import ModelError, OutputError, first_line
+from onnxcalib.errors import ModelError, OutputError, first_line, understanding
 from onnxcalib.files import check_regular, replacing
 from onnxcalib.model.normalize import normalize
 from onnxcalib.model.walk import all_nodes, refill
@@ -28,12 +28,14 @@ def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     """Reads a float model; a proto is copied, so that nothing ever changes the caller's."""
     if isinstance(source, onnx.ModelProto):
         model, name = copied(source), "the given model"
-        check_well_formed(model, name)
-        normalize(model, name)
+        with understanding(name):
+            check_well_formed(model, name)
+            normalize(model, name)
     else:
         name = str(source)
         model = load(Path(source))
-    _check(model, name)
+    with understanding(name):
+        _check(model, name)
     return model
 
 
@@ -57,8 +59,9 @@ def load(path: Path) -> onnx.ModelProto:
         raise ModelError(
             f"the external data of {path} cannot be read: {first_line(error)}.", "Keep its data files beside the model."
         ) from error
-    check_well_formed(model, str(path))
-    normalize(model, str(path))
+    with understanding(str(path)):
+        check_well_formed(model, str(path))
+        normalize(model, str(path))
     return model
 
 

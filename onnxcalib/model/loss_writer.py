@@ -13,7 +13,6 @@ from onnx import TensorProto, helper
 
 from onnxcalib.model.builder import ProtoBuilder
 from onnxcalib.model.graph import GraphIndex
-from onnxcalib.model.io import opset_of
 from onnxcalib.numerics.quant_params import TINY, QuantScheme
 
 FloatArray = npt.NDArray[np.float32]
@@ -120,7 +119,8 @@ class LossWriter(ProtoBuilder):
         used = {name for node in self.nodes for name in GraphIndex.reads(node)}
         constants = [tensor for tensor in self.constants if tensor.name in used]
         graph = helper.make_graph(self.nodes, "loss", self.inputs, [output], constants)
-        opsets = [helper.make_opsetid("", opset_of(self.source)), helper.make_opsetid(DOMAIN, 1)]
+        versions = {DOMAIN: 1} | {entry.domain: entry.version for entry in self.source.opset_import}
+        opsets = [helper.make_opsetid(*each) for each in sorted(versions.items())]
         model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets)
         model.ir_version = min(self.source.ir_version, 10)
         return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ def distillation_loss(
         return writer.squared_error(name, wanted(name), float(np.mean(np.square(reference[name], dtype=np.float64))))
 
     def total(parts: Sequence[str]) -> str:
-        return parts[0] if len(parts) == 1 else writer.node("Add", [parts[0], total(parts[1:])])
+        return reduce(lambda added, part: writer.node("Add", [part, added]), reversed(parts))
 
     def error(name: str, kind: OutputKind) -> str:
         values = kind is OutputKind.VALUES

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxcalib.model.graph import GraphIndex, activation_bounds
+from onnxcalib.model.graph import GraphIndex, activation_bounds, attributes
+from onnxcalib.model.io import opset_of
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.quant_params import UNBOUNDED, Bounds
@@ -21,6 +22,7 @@ SAME_QPARAMS_OPS = {
 }  # fmt: skip
 # What a runtime may move a quantizer across, or take out of the graph first.
 CROSSED_OPS = SAME_QPARAMS_OPS | {"Identity", "Dropout", "Expand", "Cast"}
+OUTPUT_TYPE_OPSET = 21  # the first in which a quantizer names its type
 # Activations that a quantizer after them makes redundant.
 ABSORBED_OPS = {"Relu", "Clip"}
 
@@ -68,7 +70,11 @@ def find_insertion_points(model: Model, layers: Sequence[Layer], target: Target)
     order = [*(value.name for value in model.proto.graph.input), *index.producers]
     names = {layer.name for layer in layers}
     everywhere = {name for name in order if _is_shared(index, name, shared, wanted, names)}
-    shared = {**shared, **_captured_copies(index, everywhere, shared)}
+    copies = _moved(index, everywhere, shared)
+    if not (target.signed_activations and opset_of(model.proto) >= OUTPUT_TYPE_OPSET):
+        captured = {name for node in index.graph.node for name in GraphIndex.captures(node)}
+        copies = {name: source for name, source in copies.items() if name in captured}
+    shared = {**shared, **copies}
     chosen = [name for name in order if name in readers or name in shared or name in wanted]
     return InsertionPoints(
         {
@@ -95,18 +101,24 @@ def _is_shared(
     return bool(others) or name in index.outputs or shared.get(name) is not None
 
 
-def _captured_copies(index: GraphIndex, quantized: set[str], shared: Mapping[str, str | None]) -> dict[str, str]:
-    """Tensors that subgraphs read and that only moving ops part from a quantized one, which they share the grid of.
+def _moved(index: GraphIndex, quantized: set[str], shared: Mapping[str, str | None]) -> dict[str, str]:
+    """Tensors that only moving ops part from a quantized one, and the one that they share the grid of.
 
-    Such a tensor gets a quantizer of its own: onnxruntime would move the one before it there, and die of an assertion.
+    onnxruntime moves quantizers there by itself, and fails: it aborts where a subgraph reads such a tensor, and gives
+    signed quantizers a type that it later contradicts. Where one is there already, it does not.
     """
-    captured = {name for node in index.graph.node for name in GraphIndex.captures(node)}
     moved: dict[str, str] = {}
-    for node in index.graph.node if captured else ():
+    for node in index.graph.node:
         source = next(iter(node.input), "")
-        if node.op_type in CROSSED_OPS and (source in moved or source in quantized):
-            moved |= dict.fromkeys(node.output, moved.get(source) or shared.get(source) or source)
-    return {name: source for name, source in moved.items() if name in captured}
+        if _is_crossed(node) and (source in moved or source in quantized):
+            made = node.output if node.op_type == "Split" else node.output[:1]  # no masks, no indices
+            moved |= dict.fromkeys(made, moved.get(source) or shared.get(source) or source)
+    return moved
+
+
+def _is_crossed(node: onnx.NodeProto) -> bool:
+    """Whether a runtime may move a quantizer across a node; a Cast to another type is no place for one."""
+    return node.op_type in CROSSED_OPS and attributes(node).get("to", onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT
 
 
 def _integer_islands(

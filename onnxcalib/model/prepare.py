@@ -45,7 +45,7 @@ def prepare(
     if model.functions:
         model = inline_functions(model, source)
         check_valid(model, source)
-    _real_inputs_only(model)
+    real_inputs_only(model)
     model = within(model, oldest_opset, newest_opset, source, newest_ir)
     drop_dead_nodes(model.graph)
     name_nodes(model.graph)
@@ -62,7 +62,7 @@ def prepare(
     return Model(model, fold_batch_norms(model.graph), source)
 
 
-def _real_inputs_only(model: onnx.ModelProto) -> None:
+def real_inputs_only(model: onnx.ModelProto) -> None:
     """Files before IR 4 list initialisers among the inputs, and must: without these the file is one of IR 4."""
     stored = {tensor.name for tensor in model.graph.initializer}
     refill(model.graph.input, [value for value in model.graph.input if value.name not in stored])

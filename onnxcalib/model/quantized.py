@@ -12,13 +12,14 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from onnxcalib.errors import understanding
 from onnxcalib.model.constants import LAYOUT_OPS, fold_constants
 from onnxcalib.model.folded import as_dequantizers
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.io import copied
 from onnxcalib.model.layers import LAYER_OPS, FloatNode, other_float_nodes, why_float
 from onnxcalib.model.placement import ABSORBED_OPS, SAME_QPARAMS_OPS
-from onnxcalib.model.prepare import name_nodes
+from onnxcalib.model.prepare import name_nodes, real_inputs_only
 from onnxcalib.model.storage import UNPACKING_OPS
 from onnxcalib.numerics.quant_params import QuantParams
 
@@ -54,9 +55,15 @@ class QuantizedFile:
     floats: tuple[FloatNode, ...]
 
 
-def read_quantized(model: onnx.ModelProto) -> QuantizedFile:
+def read_quantized(model: onnx.ModelProto, source: str = "the quantized model") -> QuantizedFile:
     """Reads any QDQ model; the one given is not changed."""
+    with understanding(source):
+        return _read(model)
+
+
+def _read(model: onnx.ModelProto) -> QuantizedFile:
     proto = copied(model)
+    real_inputs_only(proto)
     name_nodes(proto.graph)
     whole = GraphIndex(proto.graph)
     as_dequantizers(proto.graph, lambda name: any(True for _ in _behind(whole, name)))

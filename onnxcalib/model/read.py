@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxcalib.errors import ModelError
+from onnxcalib.errors import ModelError, understanding
 from onnxcalib.model.branches import Branch, branch_model, find_branches
 from onnxcalib.model.io import opset_of, read_model
 from onnxcalib.model.layers import LayerList, find_layers
@@ -22,7 +22,8 @@ def read_prepared(
     """The model as stages see it, at an opset that the target reads and weights of these widths can have."""
     source = "the given model" if isinstance(model, onnx.ModelProto) else str(model)
     least = target.least_opset(set(weight_bits), blocks=blocks)
-    prepared = prepare(read_model(model), source, least, max(least, target.newest_opset), target.newest_ir)
+    with understanding(source):
+        prepared = prepare(read_model(model), source, least, max(least, target.newest_opset), target.newest_ir)
     if opset_of(prepared.proto) > target.opset_limit:
         raise ModelError(
             f"{source} needs opset {opset_of(prepared.proto)}, and target {target.name} reads {target.opset_limit} at "
@@ -48,11 +49,12 @@ class Graph:
 
 def graphs_of(model: Model) -> list[Graph]:
     """The model's own graph, and the branches of its Ifs."""
-    graphs = [Graph(model, find_layers(model), None)]
-    for branch in find_branches(model.proto):
-        # The model's own opset was raised already; its branches go along with it.
-        inner = prepare(branch_model(model.proto, branch), f"{model.source} ({branch.node}, {branch.attribute})")
-        graphs.append(Graph(inner, find_layers(inner), branch))
+    with understanding(model.source):
+        graphs = [Graph(model, find_layers(model), None)]
+        for branch in find_branches(model.proto):
+            # The model's own opset was raised already; its branches go along with it.
+            inner = prepare(branch_model(model.proto, branch), f"{model.source} ({branch.node}, {branch.attribute})")
+            graphs.append(Graph(inner, find_layers(inner), branch))
     return graphs
 
 

@@ -194,16 +194,17 @@ def _fit_for_weights_alone(listed: LayerList, target: Target) -> LayerList:
     """Layers whose op the target does not take with a float input stay float, and say so."""
     reason = f"target {target.name} quantizes weights alone of {' and '.join(target.weight_only_ops)} only"
     others = [layer for layer in listed.layers if layer.op not in target.weight_only_ops]
-    return _left_float(listed, others, reason)
+    return kept_float(listed, others, reason)
 
 
 def left_float(found: LayerList, left: LeftFloat) -> LayerList:
     """The list in which layers stay float that would break an output."""
     reason = f"eight bits of it break the output '{min(left.before, key=left.before.__getitem__)}'"
-    return _left_float(found, [layer for layer in found.layers if layer.name in left.layers], reason)
+    return kept_float(found, [layer for layer in found.layers if layer.name in left.layers], reason)
 
 
-def _left_float(listed: LayerList, layers: Sequence[Layer], reason: str) -> LayerList:
+def kept_float(listed: LayerList, layers: Sequence[Layer], reason: str) -> LayerList:
+    """The list with these layers among what stays float, and why."""
     floats = tuple(FloatNode(layer.name, layer.op, reason) for layer in layers)
     kept = tuple(layer for layer in listed.layers if all(layer is not other for other in layers))
     return replace(listed, layers=kept, float_nodes=(*listed.float_nodes, *floats))
@@ -213,4 +214,4 @@ def _without_untaken(listed: LayerList, chosen: set[str], jobs: Sequence[Job]) -
     """Layers of branches that the data never takes stay float, and say so."""
     taken = {layer.name for job in jobs for layer in job.layers}
     untaken = [layer for layer in listed.layers if layer.name in chosen and layer.name not in taken]
-    return _left_float(listed, untaken, "its branch is never taken on the calibration data")
+    return kept_float(listed, untaken, "its branch is never taken on the calibration data")

@@ -25,7 +25,8 @@ from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.begin import running
 from onnxcalib.pipeline.budget import Tail, within_drop
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
-from onnxcalib.pipeline.job import Job, Start, left_float, start
+from onnxcalib.pipeline.job import Job, Start, kept_float, left_float, start
+from onnxcalib.pipeline.loading import Part, parts_of, parts_to_drop, without
 from onnxcalib.pipeline.result import Outcome, Result
 from onnxcalib.pipeline.rounding import rounded_and_tuned
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
@@ -33,6 +34,8 @@ from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import Event, Progress, listener_of, silent
 from onnxcalib.recipe import MIXED, Pipeline, Recipe, Training
+from onnxcalib.runtime.session import refusal
+from onnxcalib.targets import Format
 
 DEFAULT = Recipe()
 
@@ -184,21 +187,34 @@ def _assembled(job: Job, finished: Tail) -> Outcome:
 
 
 def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
-    """One file out of the model's own graph and the branches of its Ifs."""
-    whole, plan = started.model.proto, None
-    for job, outcome in zip(started.jobs, outcomes, strict=True):
-        written = job.write(outcome.plan)
-        whole = written if job.branch is None else with_branch(whole, job.branch, written)
-        plan = outcome.plan if plan is None else plan.joined(outcome.plan)
-    first = started.jobs[0]
-    if first.target.fixed_shapes:
-        whole = with_fixed_batch(whole)
-    left = _left(outcomes)
-    if left is not None:
-        whole = with_left_float(whole, left)
+    """One file out of the model's own graph and the branches of its Ifs, which onnxruntime loads."""
+    plans, left = [outcome.plan for outcome in outcomes], _left(outcomes)
+    whole = _assemble(started, plans, left)
     listed = started.listed if left is None else left_float(started.listed, left)
-    told = {**vars(outcomes[0]), "plan": plan, "left": left}
+    first = started.jobs[0]
+    if first.target.format is Format.QDQ and (why := refusal(whole)) is not None:
+
+        def why_not(dropped: Sequence[Part]) -> str | None:
+            return refusal(_assemble(started, [without(plan, dropped) for plan in plans], left))
+
+        dropped = parts_to_drop(parts_of(started.jobs, plans), why_not)
+        plans = [without(plan, dropped) for plan in plans]
+        whole, reason = _assemble(started, plans, left), f"onnxruntime cannot load the file with it quantized: {why}"
+        listed = kept_float(listed, [layer for layer in listed.layers if Part(layer.name, True) in dropped], reason)
+        for part in dropped:
+            message = f"{'layer' if part.is_layer else 'tensor'} '{part.name}' stays float: {reason}."
+            first.run.listener(Event("warning", {"message": message}))
+    told = {**vars(outcomes[0]), "plan": reduce(QuantPlan.joined, plans), "left": left}
     return Result(**told, model=whole, layers=listed, recipe=started.asked)
+
+
+def _assemble(started: Start, plans: Sequence[QuantPlan], left: LeftFloat | None) -> onnx.ModelProto:
+    whole = started.model.proto
+    for job, plan in zip(started.jobs, plans, strict=True):
+        written = job.write(plan)
+        whole = written if job.branch is None else with_branch(whole, job.branch, written)
+    whole = with_fixed_batch(whole) if started.jobs[0].target.fixed_shapes else whole
+    return whole if left is None else with_left_float(whole, left)
 
 
 def _left(outcomes: Sequence[Outcome]) -> LeftFloat | None:

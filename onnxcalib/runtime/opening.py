@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxcalib.errors import ModelError, first_line
+import onnx
+
+from onnxcalib.errors import ModelError, OnnxcalibWarning, first_line
 from onnxcalib.runtime.installed import check_runtime
+from onnxcalib.runtime.trial import DIED, LEVELS, is_risky, try_levels
 
 # What the runtime says of each cause, whatever its own class for the error.
 MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory")
@@ -27,17 +32,59 @@ def new_options() -> Any:
     return options
 
 
-def open_session(model: bytes | Path, options: Any, source: str, hint: str = INVALID) -> Any:
-    """A session on the CPU; the hint is for a model that is at fault itself."""
+def open_session(
+    model: bytes | Path, options: Any, source: str, hint: str = INVALID, levels: Sequence[str] = LEVELS
+) -> Any:
+    """A session on the CPU, at the first of these levels of optimization that works; says so where it is a lower one.
+
+    The hint is for a model that is at fault itself.
+    """
     import onnxruntime as ort
 
-    content = model if isinstance(model, bytes) else str(model)
-    try:
-        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the runtime's exceptions share no base class but this one
-        raise ModelError(
-            f"onnxruntime {ort.__version__} cannot load {source}: {first_line(error)}.", hint_for(error, hint)
-        ) from error
+    content, first = model if isinstance(model, bytes) else str(model), None
+    for level in levels:
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+        try:
+            session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the runtime's exceptions share no base class but this one
+            first = first or error
+            if is_memory(error):
+                break
+            continue
+        if first is not None:
+            tell_level(source, level, first_line(first))
+        return session
+    assert first is not None
+    raise ModelError(
+        f"onnxruntime {ort.__version__} cannot load {source}: {first_line(first)}.", hint_for(first, hint)
+    ) from first
+
+
+def safe_levels(model: onnx.ModelProto, source: str) -> Sequence[str]:
+    """The levels of optimization that do not end the process, of a model of the kind that some do end it with."""
+    if not is_risky(model):
+        return LEVELS
+    level, why = try_levels(model)
+    if level is None:
+        if why == DIED:
+            raise ModelError(f"onnxruntime dies of {source} at every level of optimization.", INVALID)
+        return LEVELS
+    if level != LEVELS[0]:
+        tell_level(source, level, why)
+    return LEVELS[LEVELS.index(level) :]
+
+
+def tell_level(source: str, level: str, why: str) -> None:
+    """Warns, once for each model and cause, that less than full optimization is measured."""
+    import onnxruntime as ort
+
+    words = f"onnxruntime {ort.__version__} cannot optimize {source} fully: {why}; it runs at {level} here."
+    if words not in _TOLD:
+        _TOLD.add(words)
+        warnings.warn(words, OnnxcalibWarning, stacklevel=3)
+
+
+_TOLD: set[str] = set()
 
 
 def failed(doing: str, error: Exception, hint: str) -> ModelError:
@@ -48,8 +95,13 @@ def failed(doing: str, error: Exception, hint: str) -> ModelError:
 def hint_for(error: Exception, otherwise: str) -> str:
     """What to do about an error of the runtime: memory and the runtime's age have hints of their own."""
     text = str(error).lower()
-    if isinstance(error, MemoryError) or any(sign in text for sign in MEMORY):
+    if is_memory(error):
         return "There is too little memory: free some, or work on a machine with more."
     if any(sign in text for sign in UNSUPPORTED):
         return "This runtime lacks what the model uses: install a newer one, or export the model with an older opset."
     return otherwise
+
+
+def is_memory(error: Exception) -> bool:
+    """Whether the runtime ran out of memory."""
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in MEMORY)

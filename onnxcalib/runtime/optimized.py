@@ -8,18 +8,17 @@ from pathlib import Path
 import onnx
 
 from onnxcalib.model.io import load
-from onnxcalib.runtime.opening import new_options, open_session
+from onnxcalib.runtime.opening import new_options, open_session, safe_levels
+from onnxcalib.runtime.trial import LEVELS
 
 
 def optimized(path: Path) -> onnx.ModelProto:
     """The graph that really runs: constants folded, quantized patterns turned into integer kernels."""
     options = new_options()
-    import onnxruntime as ort
-
+    levels = safe_levels(load(path), str(path))
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "optimized.onnx"
         options.optimized_model_filepath = str(written)
         # The level above this one only changes layouts, for one kind of processor.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        open_session(path, options, str(path))
+        open_session(path, options, str(path), levels=levels[levels[0] == LEVELS[0] :])
         return load(written)

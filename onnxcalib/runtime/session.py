@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset
+from onnxcalib.errors import ModelError, first_line
+from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.io import PROTOBUF_LIMIT, serialized, write_model
-from onnxcalib.runtime.opening import failed, new_options, open_session
+from onnxcalib.runtime.opening import failed, new_options, open_session, safe_levels
+from onnxcalib.runtime.trial import LEVELS, is_risky, try_levels
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -26,11 +30,17 @@ class Session:
     """A model ready to run on the CPU.
 
     A pool of memory halves the time of a run with large tensors, and goes with the session; one that is kept beside
-    many others should have none.
+    many others should have none. Of the levels of optimization the first that works is taken; None: all that are safe.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, source: str = "the model", limit: int = PROTOBUF_LIMIT, *, pool: bool = True
+        self,
+        model: onnx.ModelProto,
+        source: str = "the model",
+        limit: int = PROTOBUF_LIMIT,
+        *,
+        pool: bool = True,
+        levels: Sequence[str] | None = None,
     ) -> None:
         options = new_options()
         options.enable_cpu_mem_arena = pool
@@ -39,20 +49,25 @@ class Session:
         self.source, self.outputs = source, [value.name for value in model.graph.output]
         if not self.outputs:  # every tensor that is asked for is an input, and the runtime takes no such model
             return
+        index = GraphIndex(model.graph)
+        # What no node computes from an input is the runtime's or the caller's memory, and goes when these let go of it.
+        self._borrowed = set(self.outputs) - (index.downstream(index.inputs)[0] - index.inputs)
+        levels = levels or safe_levels(model, source)
         if model.ByteSize() < limit:
-            self._session = open_session(serialized(model), options, source)
+            self._session = open_session(serialized(model), options, source, levels=levels)
         else:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "model.onnx"
                 write_model(model, path, limit)
-                self._session = open_session(path, options, source)
+                self._session = open_session(path, options, source, levels=levels)
 
     def run(self, feed: Tensors) -> Tensors:
         """All outputs for one feed."""
         if not self.outputs:
             return {}
         try:
-            return dict(zip(self.outputs, self._session.run(None, feed), strict=True))
+            outputs = dict(zip(self.outputs, self._session.run(None, feed), strict=True))
+            return outputs | {name: copy.copy(outputs[name]) for name in self._borrowed}
         except Exception as error:
             hint = "Check that the data has the shapes the model was exported for."
             raise failed(f"running {self.source}", error, hint) from error
@@ -68,7 +83,8 @@ def stream(session: Session, data: Dataset, batch: int | None = None) -> Iterato
 def fitting_batch(session: Session, data: Dataset) -> int:
     """How many samples' outputs fit into the memory for captured tensors, measured on one sample."""
     feed = next(iter(data.batches(1)))
-    held = sum(value.nbytes for value in session.run(feed).values())
+    outputs = session.run(feed).values()
+    held = sum(value.nbytes for value in outputs if isinstance(value, np.ndarray))  # a sequence is a list
     return int(np.clip(CAPTURE_BYTES // max(held, 1), 1, LARGEST_BATCH))
 
 
@@ -76,3 +92,19 @@ def samples_in(feed: Tensors, data: Dataset) -> int:
     """Samples in one feed: the common first axis, or one where the inputs share none."""
     sizes = {value.shape[0] for value in feed.values() if value.ndim}
     return sizes.pop() if len(sizes) == 1 and all(value.ndim for value in feed.values()) and len(data) > 0 else 1
+
+
+def refusal(model: onnx.ModelProto) -> str | None:
+    """Why onnxruntime loads a model unoptimized, but not at full optimization; None if it does, or loads neither."""
+    if is_risky(model):
+        level, why = try_levels(model)
+        return None if level in (LEVELS[0], None) else first_line(RuntimeError(why))
+    try:
+        Session(model, levels=LEVELS[:1])
+    except ModelError as error:
+        try:
+            Session(model, levels=LEVELS[-1:])
+        except ModelError:  # not for the optimizer's sake: this runtime may be older than the file
+            return None
+        return error.message.removesuffix(".")
+    return None

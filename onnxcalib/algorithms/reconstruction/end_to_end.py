@@ -205,7 +205,7 @@ class _Training:
     def _hints(self) -> list[str]:
         """Inputs of layers at the borders of blocks; where there are many, the smallest."""
         read = {layer.input for layer in self.tuner.layers}
-        found = [name for name in bottlenecks(self.tuner.model.proto.graph) if name in read]
+        found = [name for name in bottlenecks(self.tuner.model.proto.graph) if name in read and name not in self.kinds]
         if len(found) <= self.tuner.schedule.hints:
             return found
         sizes = self._sizes(found)

@@ -17,7 +17,9 @@ def with_absorbed(model: onnx.ModelProto, facts: Facts) -> onnx.ModelProto:
     index = GraphIndex(result.graph)
     gone = []
     for node in result.graph.node:
-        maker = index.producers.get(node.input[0]) if node.op_type == FAKE_QUANTIZE else None
+        if node.op_type != FAKE_QUANTIZE:
+            continue
+        maker = index.producers.get(node.input[0])
         bounds = activation_bounds(maker, facts.value) if index.only_reader(node.input[0]) is not None else None
         if maker is None or bounds is None or bounds[0] != 0 or not _can_absorb(node, facts):
             continue
