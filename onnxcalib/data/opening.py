@@ -62,10 +62,11 @@ def data_files(path: Path) -> Iterator[Path]:
 
 def _open_path(path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess | None) -> Dataset:
     with readable(path):
-        if path.is_dir():
-            return open_folder(path, inputs, preprocess)
-        if not path.exists():
-            raise DataError(f"{path} does not exist.", "Check the path of the data.")
+        is_folder, is_there = path.is_dir(), path.exists()
+    if is_folder:
+        return open_folder(path, inputs, preprocess)
+    if not is_there:
+        raise DataError(f"{path} does not exist.", "Check the path of the data.")
     if path.suffix.lower() != ".npz":
         raise DataError(f"{path} is of an unknown kind.", _KINDS)
     refuse_preprocess(preprocess, str(path))

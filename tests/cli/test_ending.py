@@ -117,3 +117,10 @@ def test_what_is_no_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert found == code, err
         one_error(err)
     assert not (where / "small.onnx").exists()
+
+
+def test_what_was_typed_is_repeated_harmlessly(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = said_by(capsys, "inspect", "model.onnx", "--\x1b[31m")
+    assert code == 2
+    assert "\\x1b[31m" in err
+    assert "\x1b" not in err
