@@ -31,7 +31,7 @@ COMMAND_LINES = {
 def test_parameters_become_options() -> None:
     assert as_typed("`steps=0` is none.") == "--steps 0 is none."
     assert as_typed("Give `bits` a list, or `pipeline='light'`.") == "Give --bits a list, or --pipeline light."
-    assert as_typed("`pins='*a b*=w8a8'` and `max_loss`") == "--pin '*a b*=w8a8' and --max-loss"
+    assert as_typed("`overrides='*a b*=w8a8'` and `max_loss`") == "--override '*a b*=w8a8' and --max-loss"
     assert as_typed("`transform` and `x` stay") == "`transform` and `x` stay"
 
 
@@ -88,8 +88,8 @@ def test_patterns_and_limits_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
     where = ("quantize", tmp_path / "model.onnx", "-c", tmp_path / "data.npz", "-o", tmp_path / "out.onnx")
     _, _, said = said_by(capsys, *where, "--exclude", "nothing*")
     assert "--exclude 'nothing*'" in said
-    mixed = ("--pipeline", "light", "--bits", "w4a4,w8a8", "--compression", "0.3", "--pin", "none=w8a8")
+    mixed = ("--pipeline", "light", "--bits", "w4a4,w8a8", "--compression", "0.3", "--override", "none=w8a8")
     _, _, said = said_by(capsys, *where, *mixed)
-    assert "--pin 'none'" in said
+    assert "--override 'none=w8a8'" in said
     with pytest.raises(RecipeError, match="`workers=0`"):
         Settings(Recipe(pipeline="advanced"), workers=0)

@@ -165,7 +165,7 @@ def test_a_transform_of_what_has_no_items_is_refused(source: Any) -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "masks for labels": ([(IMAGES[:2], IMAGES[:2])], "(?s)labels.*transform"),
+    "labels of other samples": ([(IMAGES[:2], CLASSES[:3])], "(?s)labels.*transform"),
     "one array too many": ([(IMAGES[:2], CLASSES[:2], CLASSES[:2])], "3 arrays.*transform"),
     "text": (["hello"], "is a str"),
     "a function that yields nothing": (lambda: None, "NoneType"),
