@@ -19,7 +19,7 @@ from onnxcalib.numerics.quant_params import dequantize
 from onnxcalib.pipeline import rounding
 from onnxcalib.progress import Event
 from onnxcalib.recipe import Rounding, parse_bits
-from onnxcalib.report.data import stage_rows
+from onnxcalib.reports.data import stage_rows
 
 MODELS = Path(__file__).parents[2] / "models"
 LIGHT = Recipe(Pipeline.LIGHT, parse_bits("w4a8"), ranges=RangeMethod.MSE)
