@@ -48,8 +48,9 @@ def random_graph(seed: int) -> Case:
     wanted = b.between(3, 14)
     while wanted > 0:
         wanted -= bool(list(ops)[int(b.rng.choice(len(ops), p=chances))](b))
-    if b.chance(0.6):
-        b.choose([conv, gemm, matmul])(b)
+    if b.chance(0.9):  # else little would be there to quantize
+        last = [conv, gemm, matmul]
+        any(last[int(place)](b) for place in b.rng.permutation(3))
     return Case(_model(b, batch), feed, b.noisy, half)
 
 
