@@ -2,35 +2,44 @@
 
 python tools/fuzz.py graphs --count 5000
 python tools/fuzz.py mutants --count 20000
-python tools/fuzz.py replay graphs 4711
+python tools/fuzz.py replay graphs 4711 --keep folder
+
+Tries run in other processes, so that an abort, a hang or too much memory (2 GB, 60 s) is a failure of one seed. Answers
+go to a log, one JSON object a line; the same command again goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / folder) for folder in ("tests", ".")]
+ROOT = Path(__file__).resolve().parent.parent
+KINDS = ("graphs", "mutants")
 
-from fuzzing.pool import Answer, try_all
+Answer = dict[str, Any]
 
 
 def main() -> None:
     asked = _arguments()
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     if asked.what == "replay":
-        replay(asked.kind, asked.seed)
+        replay(asked.kind, asked.seed, asked.keep)
         return
-    done = _done(asked.log) if asked.log.exists() else {}
-    seeds = [seed for seed in range(asked.seed, asked.seed + asked.count) if (asked.what, seed) not in done]
+    from fuzzing.pool import try_all
+
+    wanted = range(asked.seed, asked.seed + asked.count)
+    done = _done(asked.log, asked.what) if asked.log.exists() else {}
+    seeds = [seed for seed in wanted if seed not in done]
     tally = Tally(asked.what, len(seeds), asked.log)
-    for (kind, seed), answer in done.items():
-        if kind == asked.what and asked.seed <= seed < asked.seed + asked.count:
-            tally.count(seed, answer)
+    for seed in set(wanted) & set(done):
+        tally.count(seed, done[seed])
     try_all(asked.what, seeds, asked.jobs, tally.hear)
     print(tally.summary())
     sys.exit(1 if tally.failures else 0)
@@ -39,22 +48,21 @@ def main() -> None:
 def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="what", required=True)
-    for name in ("graphs", "mutants"):
+    for name in KINDS:
         part = parts.add_parser(name)
         part.add_argument("--count", type=int, default=1000)
         part.add_argument("--seed", type=int, default=0, help="the first seed")
         part.add_argument("--jobs", type=int, default=2, help="processes")
-        part.add_argument(
-            "--log", type=Path, default=Path(f"fuzz-{name}.jsonl"), help="answers; what is in it is not done again"
-        )
-    part = parts.add_parser("replay")
-    part.add_argument("kind", choices=("graphs", "mutants"))
+        part.add_argument("--log", type=Path, default=Path(f"fuzz-{name}.jsonl"), help="answers so far")
+    part = parts.add_parser("replay", help="one try in this process, where a debugger can look at it")
+    part.add_argument("kind", choices=KINDS)
     part.add_argument("seed", type=int)
+    part.add_argument("--keep", type=Path, help="a new folder for the files of this try")
     return parser.parse_args()
 
 
 class Tally:
-    """What the answers were."""
+    """What the answers were; failures by the places they came from."""
 
     def __init__(self, kind: str, count: int, log: Path) -> None:
         self.kind, self.total, self.log = kind, count, log
@@ -92,15 +100,12 @@ class Tally:
         spent = time.monotonic() - self.began
         lines = [f"\n{self.fresh} {self.kind} in {spent:.0f} s ({60 * self.fresh / max(spent, 1e-9):.0f} a minute)"]
         lines += [f"{count} {outcome}" for outcome, count in self.outcomes.most_common()]
-        lines += [
-            f"slowest {self.slowest[0]:.1f} s (seed {self.slowest[1]}), most memory {self.largest[0] / 2**20:.0f} MB"
-        ]
+        memory = f"most memory {self.largest[0] / 2**20:.0f} MB (by seed {self.largest[1]})"
+        lines += [f"slowest {self.slowest[0]:.1f} s (seed {self.slowest[1]}), {memory}"]
         if self.distances:
             ordered = sorted(self.distances)
-            lines.append(
-                "worst outputs, dB: "
-                + " ".join(f"{ordered[int(p * (len(ordered) - 1))]:.1f}" for p in (0, 0.01, 0.1, 0.5))
-            )
+            shown = " ".join(f"{ordered[int(share * (len(ordered) - 1))]:.1f}" for share in (0, 0.01, 0.1, 0.5))
+            lines.append(f"worst output of a file, dB: least, 1 %, 10 % and half of the files below {shown}")
         lines += [f"refused {count} times: {reason}" for reason, count in self.refusals.most_common(25)]
         for where, found in sorted(self.failures.items(), key=lambda item: -len(item[1])):
             seeds = " ".join(str(seed) for seed, _ in found[:8])
@@ -110,21 +115,24 @@ class Tally:
 
 def _kind(detail: str) -> str:
     """A message without what differs from file to file: quoted names, numbers, paths."""
-    import re
-
     return re.sub(r"'[^']*'|\S*/\S*|[-+]?\d[\d.,e+-]*", "_", detail)[:160]
 
 
-def _done(log: Path) -> dict[tuple[str, int], Answer]:
+def _done(log: Path, kind: str) -> dict[int, Answer]:
     answers = (json.loads(line) for line in log.read_text(encoding="utf-8").splitlines())
-    return {(answer["kind"], answer["seed"]): answer for answer in answers}
+    return {answer["seed"]: answer for answer in answers if answer["kind"] == kind}
 
 
-def replay(kind: str, seed: int) -> None:
-    """One try in this process, where a debugger can look at it."""
+def replay(kind: str, seed: int, keep: Path | None) -> None:
+    """One try; its traceback is the whole one."""
     from fuzzing.worker import tries
 
-    print(tries()[kind](seed))
+    if keep is not None:
+        keep.mkdir()
+        print(tries()[kind](seed, keep))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        print(tries()[kind](seed, Path(folder)))
 
 
 if __name__ == "__main__":

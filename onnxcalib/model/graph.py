@@ -154,8 +154,8 @@ def _restore(edited: onnx.ModelProto, model: onnx.ModelProto) -> None:
     copy_identity(model, edited)
     edited.ir_version = model.ir_version
     refill(edited.opset_import, model.opset_import)
-    original = {value.name: value for value in (*model.graph.input, *model.graph.output)}
-    for values in (edited.graph.input, edited.graph.output):
+    for values, declared in ((edited.graph.input, model.graph.input), (edited.graph.output, model.graph.output)):
+        original = {value.name: value for value in declared}
         for value in values:
             if value.name in original:
                 value.CopyFrom(original[value.name])

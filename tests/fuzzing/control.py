@@ -38,10 +38,11 @@ def _made(x: Tensor, outputs: int) -> tuple[int | None, ...]:
 
 def _body(b: Builder, x: Tensor, outputs: int, number: int) -> object:
     """A layer, and other ops before and after it, branches among them."""
+    shared = {shape: [*names] for shape, names in b.weights.items()} if b.chance(0.3) else {}
+    prefix = f"{b.prefix}{b.count[0]}_{number}/"
     inner = Builder(
-        b.rng, b.opset, b.dtype, [x], weights={shape: [*names] for shape, names in b.weights.items()} if b.chance(0.3) else {}, prefix=f"{b.prefix}{b.count[0]}_{number}/",
-        plain_names=b.plain_names, count=b.count,
-    )  # fmt: skip
+        b.rng, b.opset, b.dtype, [x], weights=shared, prefix=prefix, plain_names=b.plain_names, count=b.count
+    )
     x = _wandering(inner, x)
     if x.rank == 4:
         inputs = [x.name, inner.weight(outputs, x.inner[0], 1, 1, fan_in=x.inner[0])]

@@ -11,10 +11,11 @@ from fuzzing.builder import Builder, Shape, Tensor
 
 # An activation with its first opset and attributes.
 ACTIVATIONS: tuple[tuple[str, int, dict[str, Any]], ...] = (
-    ("Relu", 1, {}), ("Relu", 1, {}), ("LeakyRelu", 1, {"alpha": 0.1}), ("Sigmoid", 1, {}), ("Tanh", 1, {}), ("Elu", 1, {}),
-    ("Selu", 1, {}), ("HardSigmoid", 1, {}), ("Softplus", 1, {}), ("Softsign", 1, {}), ("ThresholdedRelu", 10, {}),
-    ("Abs", 1, {}), ("Neg", 1, {}), ("Erf", 9, {}), ("HardSwish", 14, {}), ("Gelu", 20, {}), ("Mish", 18, {}),
-    ("Celu", 12, {}), ("Identity", 1, {}), ("Dropout", 1, {}), ("Floor", 1, {}), ("Sin", 7, {}),
+    ("Relu", 1, {}), ("Relu", 1, {}), ("LeakyRelu", 1, {"alpha": 0.1}), ("Sigmoid", 1, {}), ("Tanh", 1, {}),
+    ("Elu", 1, {}), ("Selu", 1, {}), ("HardSigmoid", 1, {}), ("Softplus", 1, {}), ("Softsign", 1, {}),
+    ("ThresholdedRelu", 10, {}), ("Abs", 1, {}), ("Neg", 1, {}), ("Erf", 9, {}), ("HardSwish", 14, {}),
+    ("Gelu", 20, {}), ("Mish", 18, {}), ("Celu", 12, {}), ("Identity", 1, {}), ("Dropout", 1, {}), ("Floor", 1, {}),
+    ("Sin", 7, {}),
 )  # fmt: skip
 ROUGH = ("Floor", "ThresholdedRelu")
 
@@ -147,10 +148,8 @@ def unary(b: Builder) -> bool:
         return False
     op = b.choose(["Sqrt", "Exp", "Log", "Reciprocal", "Pow"])
     b.noisy = True
-    if op == "Exp":
-        inner = b.silent("Tanh", [x.name])
-    else:
-        inner = b.silent("Add", [b.silent("Abs", [x.name]), b.constant(0.5)])
+    safe = b.silent("Add", [b.silent("Abs", [x.name]), b.constant(0.5)])
+    inner = b.silent("Tanh", [x.name]) if op == "Exp" else safe
     b.add(op, [inner, b.constant(2.0)] if op == "Pow" else [inner], x.shape)
     return True
 
@@ -244,6 +243,6 @@ def top_k(b: Builder) -> bool:
 
 
 OTHERS = {
-    activation: 5, clip: 1.5, gated: 1.5, prelu: 0.7, softmax: 0.8, batch_norm: 2, norm: 1.2, binary: 4, unary: 0.4, where: 0.3,
-    pool: 1.5, reduce: 1, arg_max: 0.3, cast: 0.4, contrib: 0.2, top_k: 0.2,
+    activation: 5, clip: 1.5, gated: 1.5, prelu: 0.7, softmax: 0.8, batch_norm: 2, norm: 1.2, binary: 4, unary: 0.4,
+    where: 0.3, pool: 1.5, reduce: 1, arg_max: 0.3, cast: 0.4, contrib: 0.2, top_k: 0.2,
 }  # fmt: skip

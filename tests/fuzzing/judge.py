@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +57,23 @@ def recipe_of(seed: int) -> Recipe:
     return Recipe(target=target, ranges=RangeMethod.MINMAX)
 
 
-def judge_graph(seed: int) -> Verdict:
-    """Quantizes the graph of a seed; raises whatever is no clean end."""
+def judge_graph(seed: int, folder: Path) -> Verdict:
+    """Quantizes the graph of a seed, with its files in a folder; raises whatever is no clean end."""
     case, recipe = random_graph(seed), recipe_of(seed)
     expected = float_outputs(case)
     if expected is None:
         return Verdict("dropped")
-    with tempfile.TemporaryDirectory() as folder:
-        source, output = Path(folder) / "float.onnx", Path(folder) / "quantized.onnx"
-        onnx.save(case.model, source)
-        try:
-            check_prepared(case, recipe, source, expected)
-            quantize(source, case.feed, recipe, output=output, workers=1)
-        except OnnxcalibError as error:
-            check_refusal(error, output)
-            if not any(reason in error.message for reason in FAIR):
-                raise BrokenPromiseError(f"a valid graph is refused: {error}") from error
-            return Verdict("refused", error.message)
-        return Verdict("written", str(recipe.pipeline), check_file(case, recipe, output, expected))
+    source, output = folder / "float.onnx", folder / "quantized.onnx"
+    onnx.save(case.model, source)
+    try:
+        check_prepared(case, recipe, source, expected)
+        quantize(source, case.feed, recipe, output=output, workers=1)
+    except OnnxcalibError as error:
+        check_refusal(error, output)
+        if not any(reason in error.message for reason in FAIR):
+            raise BrokenPromiseError(f"a valid graph is refused: {error}") from error
+        return Verdict("refused", error.message)
+    return Verdict("written", str(recipe.pipeline), check_file(case, recipe, output, expected))
 
 
 def float_outputs(case: Case) -> Arrays | None:
@@ -121,7 +119,7 @@ def check_refusal(error: OnnxcalibError, output: Path) -> None:
 
 
 def check_file(case: Case, recipe: Recipe, output: Path, expected: Arrays) -> float | None:
-    """Valid, loaded with full optimization, of the same inputs and outputs, and near float; gives the least distance."""
+    """Valid, loaded with full optimization, of the same ends, and near float; gives the least distance."""
     written = onnx.load(output)
     target = find_target(recipe.target)
     bare = [value.name for value in case.model.graph.output if not value.type.tensor_type.HasField("shape")]

@@ -29,9 +29,10 @@ TEXTS = (
     "=1+1",
 )
 WORDS = (
-    "Conv", "Gemm", "MatMul", "Relu", "Reshape", "Transpose", "Constant", "Identity", "If", "Loop", "BatchNormalization", "Cast",
-    "QuantizeLinear", "Nothing", "Add", "Clip", "Squeeze", "Expand", "ConstantOfShape", "Gather", "Slice", "LSTM", "Shape",
-    "Concat", "Range", "Tile", "Softmax", "ConvTranspose", "Scan", "SequenceEmpty", "Optional", "com.microsoft", "ai.onnx",
+    "Conv", "Gemm", "MatMul", "Relu", "Reshape", "Transpose", "Constant", "Identity", "If", "Loop", "Cast", "Concat",
+    "BatchNormalization", "QuantizeLinear", "Nothing", "Add", "Clip", "Squeeze", "Expand", "ConstantOfShape", "Gather",
+    "Slice", "LSTM", "Shape", "Range", "Tile", "Softmax", "ConvTranspose", "Scan", "SequenceEmpty", "Optional",
+    "com.microsoft", "ai.onnx",
 )  # fmt: skip
 MARK = "\u2603mark\u2603"
 
@@ -135,6 +136,11 @@ def _damage_field(model: onnx.ModelProto, strings: list[str], rng: Generator) ->
         else:
             _put(message, field.name, _other(value, strings, rng))
         return
+    _damage_items(value, strings, rng, messages=field.type == field.TYPE_MESSAGE)
+
+
+def _damage_items(value: Any, strings: list[str], rng: Generator, *, messages: bool) -> None:
+    """Drops, repeats, shuffles or changes items of a repeated field."""
     what = int(rng.integers(5))
     if what == 0 and len(value):
         del value[int(rng.integers(len(value)))]
@@ -144,15 +150,15 @@ def _damage_field(model: onnx.ModelProto, strings: list[str], rng: Generator) ->
         kept = [_copy(each) for each in value]
         del value[:]
         value.extend([kept[place] for place in rng.permutation(len(kept))])
-    elif what == 3 and len(value) and field.type == field.TYPE_MESSAGE:
+    elif what == 3 and len(value) and messages:
         del value[:]
-    elif field.type != field.TYPE_MESSAGE and len(value):
+    elif not messages and len(value):
         place = int(rng.integers(len(value)))
         try:
             value[place] = _other(value[place], strings, rng)
         except ValueError:
             del value[place]
-    elif field.type != field.TYPE_MESSAGE:
+    elif not messages:
         _extend(value, rng)
 
 

@@ -29,7 +29,7 @@ class Worker:
         self.seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._tries = 0
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
 
     def ask(self, kind: str, seed: int) -> Answer:
         """The answer of one try; a death or a hang is one too."""
@@ -37,7 +37,9 @@ class Worker:
             self.close()
             self._start()
         process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         self._tries += 1
         process.stdin.write(json.dumps([kind, seed]).encode() + b"\n")
         process.stdin.flush()

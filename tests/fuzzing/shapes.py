@@ -241,6 +241,6 @@ def sequence(b: Builder) -> bool:
 
 
 SHAPES = {
-    reshape: 2, merge: 0.7, transpose: 1.5, there_and_back: 0.3, squeeze: 1, unsqueeze: 0.7, cut: 1, concat: 1.5, split: 1, pad: 1,
-    resize: 0.7, gather: 1, flatten: 1.2, expand: 0.5, space_to_depth: 0.4, sequence: 0.15,
+    reshape: 2, merge: 0.7, transpose: 1.5, there_and_back: 0.3, squeeze: 1, unsqueeze: 0.7, cut: 1, concat: 1.5,
+    split: 1, pad: 1, resize: 0.7, gather: 1, flatten: 1.2, expand: 0.5, space_to_depth: 0.4, sequence: 0.15,
 }  # fmt: skip

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -26,7 +27,8 @@ def main() -> None:
         kind, seed = json.loads(line)
         began = time.monotonic()
         try:
-            answer = known[kind](seed)
+            with tempfile.TemporaryDirectory() as folder:
+                answer = known[kind](seed, Path(folder))
             told = {"outcome": answer.outcome, "detail": answer.detail, "db": answer.worst_db}
         except BaseException as error:
             told = {"outcome": "failed", **_told(error)}
