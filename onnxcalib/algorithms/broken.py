@@ -6,6 +6,7 @@ quantizer is left, which goes; that repeats until the outputs are sound.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,9 +36,12 @@ SAMPLES = 32  # that tell whether an output is sound
 # Of them, in each pass of the search: few of large inputs, but enough to tell one quantizer from another.
 PROBED_SAMPLES, PROBED_VALUES = (2, 8), 2**20
 BATCH = 8
-PASSES = 64  # of the search
+PASSES = 48  # of the search
 VAIN = 4  # quantizers that went without any gain, after which the search ends
-MOST_LEFT = 0.25  # of all quantizers: beyond that it is no few layers that are broken
+# Of all quantizers, or so many of a small network: beyond that it is no few layers that are broken.
+MOST_LEFT, MOST_OF_SMALL = 0.25, 4
+PARTS = (4, 2, 1)  # into which tensors and layers are cut then
+TRIED_BACK = 16  # of what is left, at most, if each of it matters
 HELPS_DB = 3.0  # what leaving them must bring where the outputs do not become sound
 NEGLIGIBLE = 0.01  # of the noise that is allowed
 
@@ -102,6 +106,9 @@ class _Unit:
     of_no_use: tuple[int, ...] = ()  # the switches of what nobody else needs quantized
 
 
+_Step = tuple[list[_Unit], FloatArray]  # what is left float, and the noise of all others
+
+
 @dataclass(frozen=True)
 class _Group:
     """Neighbours in the graph, with the noise that they alone make."""
@@ -130,8 +137,11 @@ class Search:
         self._reference = Reference(self.model, first(self.data, self._samples()))
         activations, weights = self._units(switched)
         path = self._path([activations, weights])
+        if min(_worst(ratios) for _, ratios in path) > _ratio(SOUND_DB):
+            path += self._parts(path, activations, weights)
+        left = self._fewest(path)
         self.progress("broken outputs", PASSES, PASSES)
-        return _left(self._fewest(path))
+        return _left(left)
 
     def _samples(self) -> int:
         values = sum(value.size for value in next(iter(self.data.batches(1))).values())
@@ -153,12 +163,12 @@ class Search:
             weights.append(_Unit((switched.weights[layer.name],), layer=layer.name, of_no_use=tuple(more)))
         return activations, weights if len(weights) > 1 else []
 
-    def _path(self, starts: Sequence[Sequence[_Unit]]) -> list[tuple[list[_Unit], FloatArray]]:
+    def _path(self, starts: Sequence[Sequence[_Unit]]) -> list[_Step]:
         """What is left, one more at each step, and the noise of all others."""
-        allowed = 10 ** (-MENDED_DB / 10)
-        path: list[tuple[list[_Unit], FloatArray]] = [([], self._without(()))]
+        allowed = _ratio(MENDED_DB)
+        path: list[_Step] = [([], self._without(()))]
         groups = [self._group(units) for units in starts if units]
-        most = max(int(MOST_LEFT * sum(map(len, starts))), 1)
+        most = max(int(MOST_LEFT * sum(map(len, starts))), MOST_OF_SMALL)
         while groups and self.passes < PASSES and len(path) <= most and not _in_vain(path):
             left, ratios = path[-1]
             broken = ratios > allowed
@@ -173,16 +183,27 @@ class Search:
             groups += [self._group(worst.units[:half]), self._group(worst.units[half:])]
         return path
 
-    def _fewest(self, path: Sequence[tuple[list[_Unit], FloatArray]]) -> list[_Unit]:
+    def _parts(self, path: Sequence[_Step], activations: Sequence[_Unit], weights: Sequence[_Unit]) -> list[_Step]:
+        """Where the noise comes from everywhere: without a part of the tensors, or all and a part of the weights."""
+        best = min(path, key=lambda step: _worst(step[1]))[0]
+        choices = [_cut(activations, parts) for parts in PARTS]
+        choices += [[[*activations, *part] for part in _cut(weights, parts)] for parts in PARTS[:-1]]
+        for choice in choices:
+            left = [list(dict.fromkeys((*best, *part))) for part in choice]
+            least = min(((units, self._without(units)) for units in left), key=lambda step: _worst(step[1]))
+            if _worst(least[1]) <= _ratio(SOUND_DB):
+                return [least]
+        return []
+
+    def _fewest(self, path: Sequence[_Step]) -> list[_Unit]:
         """The shortest part of the path that is about as good as any, without what turned out not to matter."""
         worst = [_worst(ratios) for _, ratios in path]
-        levels = (10 ** (-MENDED_DB / 10), 10 ** (-SOUND_DB / 10), worst[0] * 10 ** (-HELPS_DB / 10))
-        reached = next((level for level in levels if min(worst) <= level), None)
-        if reached is None:
+        sound = [level for level in (_ratio(MENDED_DB), _ratio(SOUND_DB)) if min(worst) <= level]
+        if not sound and min(worst) > worst[0] * _ratio(HELPS_DB):
             return []
-        enough = reached if reached < levels[-1] else 10**0.1 * min(worst)
+        enough = sound[0] if sound else 10**0.1 * min(worst)
         left = next(units for (units, _), ratio in zip(path, worst, strict=True) if ratio <= enough)
-        for unit in left[:-1]:
+        for unit in left[:-1] if len(left) <= TRIED_BACK else ():
             fewer = [each for each in left if each is not unit]
             if self._without(fewer).max(initial=0.0) <= enough:
                 left = fewer
@@ -208,7 +229,16 @@ def _worst(ratios: FloatArray) -> float:
     return max(float(ratios.max(initial=0.0)), 1e-30)
 
 
-def _in_vain(path: Sequence[tuple[list[_Unit], FloatArray]]) -> bool:
+def _cut(units: Sequence[_Unit], parts: int) -> list[list[_Unit]]:
+    ends = [place * len(units) // parts for place in range(parts + 1)]
+    return [list(units[start:end]) for start, end in itertools.pairwise(ends)]
+
+
+def _ratio(decibels: float) -> float:
+    return float(10 ** (-decibels / 10))
+
+
+def _in_vain(path: Sequence[_Step]) -> bool:
     """Whether the last steps brought no decibel."""
     worst = [_worst(ratios) for _, ratios in path]
     return len(path) > VAIN and min(worst[-VAIN:]) > 10**-0.1 * min(worst[:-VAIN])

@@ -15,6 +15,7 @@ from onnxcalib.analysis.speed import speed
 from onnxcalib.errors import listed
 from onnxcalib.model.io import file_bytes, load
 from onnxcalib.model.layers import FloatNode
+from onnxcalib.model.left_float import left_float_of, sentences
 from onnxcalib.model.placement import INTEGER_OPS
 from onnxcalib.model.quantized import (
     QuantizedFile,
@@ -119,6 +120,7 @@ def _float(facts: Facts) -> list[str]:
             else "no integer kernel is used for this op"
         )
         lines.append(f"{listed(names)} ({op}): {why}.")
+    lines += [f"{sentence}." for sentence in sentences(left_float_of(facts.proto))]
     return lines or ["Nothing is: every layer and every op between layers has quantized inputs."]
 
 

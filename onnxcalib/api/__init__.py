@@ -20,6 +20,7 @@ from onnxcalib.model.io import write_model
 from onnxcalib.pipeline.result import Result
 from onnxcalib.progress import Event
 from onnxcalib.recipe import (
+    OnBroken,
     Pipeline,
     Precision,
     RangeMethod,
@@ -35,8 +36,8 @@ write_report = report  # the name that it had before it stood beside the others
 
 __all__ = [
     "Allocation", "Comparison", "DataError", "Evaluation", "Event", "Finding", "LayerComparison", "ModelError",
-    "OnnxcalibError", "OutputError", "Pipeline", "Point", "Precision", "Preprocess", "Question", "RangeMethod",
-    "Recipe", "RecipeError", "Result", "RuntimeMissingError", "SensitivityTable", "Settings", "allocate", "check",
-    "compare", "curve", "evaluate", "explain", "inspect", "quantize", "read_recipe", "read_settings", "read_table",
-    "report", "sensitivity", "write_model", "write_recipe", "write_report", "write_settings", "write_table",
+    "OnBroken", "OnnxcalibError", "OutputError", "Pipeline", "Point", "Precision", "Preprocess", "Question",
+    "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError", "SensitivityTable", "Settings", "allocate",
+    "check", "compare", "curve", "evaluate", "explain", "inspect", "quantize", "read_recipe", "read_settings",
+    "read_table", "report", "sensitivity", "write_model", "write_recipe", "write_report", "write_settings", "write_table",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ from onnxcalib.mixed_precision.curve import Point
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.equalize import exponents_of
 from onnxcalib.model.layers import Layer, LayerList
+from onnxcalib.model.left_float import sentences
 from onnxcalib.pipeline.result import AccuracyBudget, Result
 from onnxcalib.plan import QuantPlan
 
@@ -74,6 +75,8 @@ def stage_summary(result: Result) -> list[str]:
     lines = []
     if scaled := exponents_of(result.model):
         lines.append(f"equalization: {len(scaled)} layers before depthwise ones")
+    if result.left is not None:
+        lines += sentences(result.left)
     if result.assigned is not None:
         lines += _assignment(result.assigned)
     if result.budget is not None:

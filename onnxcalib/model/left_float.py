@@ -39,10 +39,12 @@ def sentences(left: LeftFloat) -> list[str]:
     if not left:
         return []
     lines = [
-        f"output '{name}': {db:.1f} dB signal to noise with everything quantized, {left.after[name]:.1f} dB as it is"
+        f"output '{name}': {db:.1f} dB signal to noise with all of it quantized, {left.after[name]:.1f} dB as it is"
         for name, db in left.before.items()
     ]
-    lines += [f"{name} reads a float input, its weights are quantized" for name in left.inputs]
-    lines += [f"{name} stays float" for name in left.layers]
-    # Without layers that read them, tensors are all that can be named.
-    return lines + ([] if left.inputs else [f"tensor {name} stays float" for name in left.tensors])
+    lines += [f"left for it: the input of {name} is float, its weights are quantized" for name in left.inputs]
+    lines += [f"left for it: {name} is float" for name in left.layers]
+    # A tensor that only other ops read has no better name.
+    return lines + (
+        [] if left.inputs or left.layers else [f"left for it: tensor {name} is float" for name in left.tensors]
+    )

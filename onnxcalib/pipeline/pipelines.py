@@ -57,6 +57,8 @@ def quantize(  # noqa: PLR0913
     Workers train layers side by side, one a core by default; their number does not change the result. A run directory
     keeps what is finished: an interrupted call, made again, goes on from there. A progress with a method `event` also
     hears of events. A metric is a function of all outputs and all labels, for `max_drop` and the loss 'metric'.
+    Tensors and layers that would leave an output mostly noise stay float, unless the recipe's
+    `on_broken` says otherwise; the result's `left` names them.
     """
     folder = Path(run_dir) if run_dir is not None else None
     reads = (*models_read(model), *data_read(calibration), *recipe_read(recipe))

@@ -89,9 +89,12 @@ def warn_of_broken(job: Job, noise: OutputNoise) -> None:
     if not noise.broken:
         return
     where = "" if job.branch is None else f"{job.branch.attribute} of '{job.branch.node}': "
+    tried = not judged_at_the_end(job.recipe) and job.recipe.get("on_broken") is OnBroken.FLOAT
+    helps = not tried and not job.recipe.weight_only
+    hint = "or give `on_broken='float'`" if helps else "or `exclude` layers"
     message = (
-        f"{where}{_said(noise.broken)} on calibration samples; no few layers cause it. Check that the samples are "
-        "real and preprocessed as the model expects, or give more bits, or `bits='w8'` for weights alone."
+        f"{where}{_said(noise.broken)} on calibration samples{', whatever few layers are left' if tried else ''}. "
+        f"Check that the samples are preprocessed as the model expects, {hint}."
     )
     job.run.listener(Event("warning", {"message": message}))
 
@@ -107,7 +110,7 @@ def _refused(job: Job, noise: OutputNoise, left: LeftFloat) -> ModelError:
 
 def _said(broken: Mapping[str, float]) -> str:
     told = [f"'{name}' ({db:.1f} dB)" for name, db in sorted(broken.items(), key=lambda item: item[1])]
-    return f"the output{'s' * (len(told) > 1)} {listed(told)} would be noise for the most part"
+    return f"the output{'s' * (len(told) > 1)} {listed(told)} would be mostly noise"
 
 
 def _of(noise: OutputNoise, names: Mapping[str, float]) -> dict[str, float]:

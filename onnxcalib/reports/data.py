@@ -34,6 +34,22 @@ def float_rows(result: Result) -> list[ReportData]:
     return [
         *({"node": node.name, "op": node.op, "reason": node.reason} for node in result.layers.float_nodes),
         *({"node": each.name, "op": each.op, "reason": "left out by --exclude or --include"} for each in left_out),
+        *_float_inputs(result),
+    ]
+
+
+def _float_inputs(result: Result) -> list[ReportData]:
+    """Tensors that would break an output, by the layers that read them, or by their own names where none does."""
+    left = result.left
+    if not left:
+        return []
+    name, before = min(left.before.items(), key=lambda item: item[1])
+    why = f"eight bits of it break the output '{name}' ({before:.1f} dB; {left.after[name]:.1f} dB as it is)"
+    layers = [layer for layer in result.layers.layers if layer.name in left.inputs]
+    read = {layer.input for layer in layers}
+    return [
+        *({"node": each.name, "op": each.op, "reason": f"its input is float: {why}"} for each in layers),
+        *({"node": each, "op": "tensor", "reason": why} for each in left.tensors if each not in read),
     ]
 
 

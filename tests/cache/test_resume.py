@@ -89,7 +89,14 @@ def test_a_changed_aim_repeats_only_what_depends_on_it(tmp_path: Path) -> None:
     bytes_ = quantized(model, data, changed, run_dir=tmp_path, progress=second)
     assert second.computed == ["allocation", "batch norm", "sequential", "end-to-end", "biases"]
     (told,) = second.of("resumed")
-    assert told["reused"] == ["equalization", "statistics", "ranges", "parallel training", "sensitivity"]
+    assert told["reused"] == [
+        "equalization",
+        "statistics",
+        "ranges",
+        "output noise",
+        "parallel training",
+        "sensitivity",
+    ]
     assert bytes_ == quantized(model, data, changed)
 
 
@@ -128,7 +135,7 @@ def test_other_data_or_another_model_is_noticed_and_nothing_of_it_is_reused(tmp_
         assert quantized(*given, plain, run_dir=tmp_path, progress=heard) == quantized(*given, plain)
         (warning,) = heard.of("warning")
         names(warning["message"], tmp_path, words)
-        assert heard.computed == ["statistics", "ranges"]
+        assert heard.computed == ["statistics", "ranges", "output noise"]
     heard = Heard()
     quantized(model, data, plain, run_dir=tmp_path, progress=heard)
     assert heard.computed == []  # the values of the first model are still there
@@ -139,7 +146,7 @@ def test_a_damaged_value_is_named_and_computed_again(harm: str, tmp_path: Path) 
     model, plain = conv_net(), Recipe(ranges=RangeMethod.MINMAX)
     data = feed_for(model, 24)
     whole = quantized(model, data, plain, run_dir=tmp_path)
-    statistics, ranges = sorted((tmp_path / "values").iterdir(), reverse=True)
+    statistics, ranges, _ = sorted((tmp_path / "values").iterdir(), reverse=True)
     content = bytearray(ranges.read_bytes())
     if harm == "flip":
         place = content.index(b"a3.npy") + 300  # within the array

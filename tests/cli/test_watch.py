@@ -42,6 +42,7 @@ def test_events_for_programs(folder: Path, tmp_path: Path, capsys: pytest.Captur
         "equalization",
         "statistics",
         "ranges",
+        "output noise",
         "sensitivity",
         "allocation",
         "batch norm",
@@ -72,7 +73,7 @@ def test_a_log_for_bug_reports(folder: Path, tmp_path: Path, capsys: pytest.Capt
     names(err, "stem", "depth", 'pipeline = "light"', "statistics", "sensitivity", "rounds")
     assert "run directory" not in err
     code, out, err = said_by(capsys, *light(folder, tmp_path / "small.onnx"), "-v")
-    names(err, "run directory", "equalization, statistics, ranges, sensitivity, allocation, batch norm")
+    names(err, "run directory", "equalization, statistics, ranges, output noise, sensitivity, allocation, batch norm")
 
 
 def test_quiet_otherwise(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

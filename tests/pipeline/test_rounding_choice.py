@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from jobs import correlated_data
-from onnxcalib.report.data import stage_rows
+from onnxcalib.reports.data import stage_rows
 from said import refused
 
 from models import UNOPTIMIZED, build, conv_net, feed_for, normal, run, two_gemms
