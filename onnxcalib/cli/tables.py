@@ -21,7 +21,7 @@ from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.equalize import exponents_of
 from onnxcalib.model.layers import Layer, LayerList
 from onnxcalib.pipeline.result import AccuracyBudget, Result
-from onnxcalib.plan import QuantPlan
+from onnxcalib.plan import QuantPlan, StoredConstant
 
 
 def layer_table(layers: LayerList) -> Table:
@@ -39,6 +39,15 @@ def float_table(layers: LayerList) -> Table:
     table = _table(("node", "op", "why"), title="Stays float")
     for node in layers.float_nodes:
         table.add_row(node.name, node.op, node.reason)
+    return table
+
+
+def constant_table(constants: Iterable[StoredConstant]) -> Table:
+    """Constants beside layers that lie in the file as integers."""
+    table = _table(("constant", "read by"), ("shape",), ("bits", "float bytes", "bytes"), title="Stored as integers")
+    for it in constants:
+        shape, sizes = "x".join(map(str, it.quantized.shape)), (f"{it.float_bytes:,}", f"{it.bytes:,}")
+        table.add_row(it.name, it.op, shape, str(it.qparams.bits), *sizes)
     return table
 
 
@@ -74,6 +83,10 @@ def stage_summary(result: Result) -> list[str]:
     lines = []
     if scaled := exponents_of(result.model):
         lines.append(f"equalization: {len(scaled)} layers before depthwise ones")
+    if constants := result.plan.constants.values():
+        ops = ", ".join(sorted({it.op for it in constants}))
+        sizes = (sum(it.float_bytes for it in constants), sum(it.bytes for it in constants))
+        lines.append(f"constants stored as integers: {len(constants)} ({ops}), {sizes[0]:,} bytes to {sizes[1]:,}")
     if result.assigned is not None:
         lines += _assignment(result.assigned)
     if result.budget is not None:

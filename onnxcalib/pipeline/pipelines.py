@@ -20,6 +20,8 @@ from onnxcalib.model.branches import with_branch
 from onnxcalib.model.files import model_outputs
 from onnxcalib.model.left_float import with_left_float
 from onnxcalib.model.shapes import with_fixed_batch
+from onnxcalib.model.stored import store_constants
+from onnxcalib.model.widen import with_output_types
 from onnxcalib.numerics.metric import MetricFunction
 from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.begin import running
@@ -33,6 +35,7 @@ from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import Event, Progress, listener_of, silent
 from onnxcalib.recipe import MIXED, Pipeline, Recipe, Training
+from onnxcalib.targets import Constants
 
 DEFAULT = Recipe()
 
@@ -185,12 +188,16 @@ def _assembled(job: Job, finished: Tail) -> Outcome:
 
 def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
     """One file out of the model's own graph and the branches of its Ifs."""
-    whole, plan = started.model.proto, None
+    whole, plan = started.model.proto, outcomes[0].plan
     for job, outcome in zip(started.jobs, outcomes, strict=True):
         written = job.write(outcome.plan)
         whole = written if job.branch is None else with_branch(whole, job.branch, written)
-        plan = outcome.plan if plan is None else plan.joined(outcome.plan)
+        plan = plan.joined(outcome.plan)
     first = started.jobs[0]
+    if first.target.constants is Constants.FOLDED:
+        whole, constants = store_constants(whole, started.constants)
+        plan = replace(plan, constants=constants)
+    whole = with_output_types(whole, started.model.output_types)
     if first.target.fixed_shapes:
         whole = with_fixed_batch(whole)
     left = _left(outcomes)
