@@ -25,6 +25,40 @@ class LayerParams:
 
 
 @dataclass(frozen=True)
+class StoredConstant:
+    """A large constant that is computed with in float, and lies in the file as int8, or as int16."""
+
+    name: str  # the tensor
+    op: str  # of the nodes that read it
+    readers: tuple[str, ...]  # their names
+    quantized: npt.NDArray[Any]
+    qparams: QuantParams
+
+    @property
+    def float_bytes(self) -> int:
+        """What it takes as float32."""
+        return 4 * self.quantized.size
+
+    @property
+    def bytes(self) -> int:
+        """What it takes with its scales."""
+        return self.quantized.nbytes + 4 * self.qparams.scale.size
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """All but the values, as JSON holds it."""
+        return {
+            "constant": self.name,
+            "op": self.op,
+            "readers": list(self.readers),
+            "shape": list(self.quantized.shape),
+            "bits": self.qparams.bits,
+            "float_bytes": self.float_bytes,
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(frozen=True)
 class QuantPlan:
     """What is quantized, and how."""
 
@@ -34,6 +68,7 @@ class QuantPlan:
     layers: Mapping[str, LayerParams]
     shared: Mapping[str, QuantParams]  # by tensor: the grid that every reader sees
     inputs: Mapping[str, QuantParams]  # by tensor: the grid that layers see, on top of the shared one if there is one
+    constants: Mapping[str, StoredConstant] = field(default_factory=dict)  # by tensor: what else is stored as int8
 
     def layer_input(self, tensor: str) -> QuantParams | None:
         """The grid on which layers read a tensor, None if that is float."""
@@ -59,6 +94,7 @@ class QuantPlan:
             {**self.layers, **other.layers},
             {**self.shared, **other.shared},
             {**self.inputs, **other.inputs},
+            {**self.constants, **other.constants},
         )
 
 

@@ -39,5 +39,6 @@ __all__ = [
     "OnBroken", "OnnxcalibError", "OutputError", "Pipeline", "Point", "Precision", "Preprocess", "Question",
     "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError", "SensitivityTable", "Settings", "allocate",
     "check", "compare", "curve", "evaluate", "explain", "inspect", "quantize", "read_recipe", "read_settings",
-    "read_table", "report", "sensitivity", "write_model", "write_recipe", "write_report", "write_settings", "write_table",
+    "read_table", "report", "sensitivity", "write_model", "write_recipe", "write_report", "write_settings",
+    "write_table",
 ]  # fmt: skip

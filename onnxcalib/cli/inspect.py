@@ -11,7 +11,7 @@ import click
 
 from onnxcalib.analysis.inspect import inspect as inspect_model
 from onnxcalib.cli.options import FILE, console, with_runtime
-from onnxcalib.cli.tables import float_table, layer_table
+from onnxcalib.cli.tables import constant_table, float_table, layer_table
 from onnxcalib.model.layers import Layer
 
 
@@ -28,13 +28,19 @@ def inspect(model: Path, as_json: bool) -> None:
     """
     layers = inspect_model(model)
     if as_json:
-        listed = {"layers": [*map(_as_dict, layers.layers)], "float": [*map(dataclasses.asdict, layers.float_nodes)]}
+        listed = {
+            "layers": [*map(_as_dict, layers.layers)],
+            "float": [*map(dataclasses.asdict, layers.float_nodes)],
+            "constants": [it.told for it in layers.constants],
+        }
         click.echo(json.dumps(listed, indent=1))
         return
     screen = console()
     screen.print(layer_table(layers))
     if layers.float_nodes:
         screen.print(float_table(layers))
+    if layers.constants:
+        screen.print(constant_table(layers.constants))
     total = sum(layer.parameters for layer in layers.layers)
     screen.print(f"{len(layers.layers)} layers, {total:,} parameters")
 

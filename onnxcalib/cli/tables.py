@@ -22,7 +22,7 @@ from onnxcalib.model.equalize import exponents_of
 from onnxcalib.model.layers import Layer, LayerList
 from onnxcalib.model.left_float import sentences
 from onnxcalib.pipeline.result import AccuracyBudget, Result
-from onnxcalib.plan import QuantPlan
+from onnxcalib.plan import QuantPlan, StoredConstant
 
 
 def layer_table(layers: LayerList) -> Table:
@@ -40,6 +40,15 @@ def float_table(layers: LayerList) -> Table:
     table = _table(("node", "op", "why"), title="Stays float")
     for node in layers.float_nodes:
         table.add_row(node.name, node.op, node.reason)
+    return table
+
+
+def constant_table(constants: Iterable[StoredConstant]) -> Table:
+    """Constants beside layers that lie in the file as integers."""
+    table = _table(("constant", "read by"), ("shape",), ("bits", "float bytes", "bytes"), title="Stored as integers")
+    for it in constants:
+        shape, sizes = "x".join(map(str, it.quantized.shape)), (f"{it.float_bytes:,}", f"{it.bytes:,}")
+        table.add_row(it.name, it.op, shape, str(it.qparams.bits), *sizes)
     return table
 
 
@@ -77,6 +86,7 @@ def stage_summary(result: Result) -> list[str]:
         lines.append(f"equalization: {len(scaled)} layers before depthwise ones")
     if result.left is not None:
         lines += sentences(result.left)
+    lines += _constants(list(result.plan.constants.values()))
     if result.assigned is not None:
         lines += _assignment(result.assigned)
     if result.budget is not None:
@@ -93,6 +103,15 @@ def stage_summary(result: Result) -> list[str]:
         if tuned is not None:
             lines.append(f"no {stage}: {tuned.skip_reason}" if tuned.skip_reason else f"{stage}: {_fall(tuned)}")
     return lines
+
+
+def _constants(stored: Sequence[StoredConstant]) -> list[str]:
+    """What is stored as integers beside layers."""
+    if not stored:
+        return []
+    ops = ", ".join(sorted({it.op for it in stored}))
+    before, after = sum(it.float_bytes for it in stored), sum(it.bytes for it in stored)
+    return [f"constants stored as integers: {len(stored)} ({ops}), {before:,} bytes to {after:,}"]
 
 
 def _rounding(rounding: ChosenRounding) -> list[str]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from onnxcalib.data.samples import Numbers, SampleDataset
-from onnxcalib.data.spec import Array
+from onnxcalib.data.spec import Array, Dataset
 from onnxcalib.errors import DataError
+
+NO_DATA = "no data"
 
 
 def no_data() -> SampleDataset:
     """A dataset that nobody can read."""
-    return SampleDataset("no data", None, {"": _NoRows()}, frozenset(), None, np.arange(1))
+    return SampleDataset(NO_DATA, None, {"": _NoRows()}, frozenset(), None, np.arange(1))
+
+
+def is_absent(data: Dataset) -> bool:
+    """Whether it is such a dataset."""
+    return data.source == NO_DATA
 
 
 class _NoRows:
@@ -21,4 +28,4 @@ class _NoRows:
         raise DataError("This model cannot be quantized without data.", "Give data to onnxcalib.quantize.")
 
     def where(self, index: int) -> str:  # noqa: ARG002 - there are none
-        return "no data"
+        return NO_DATA

@@ -12,7 +12,8 @@ from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.storage import shared_plane_bytes, stored_bytes
-from onnxcalib.plan import Candidates
+from onnxcalib.model.stored import store_constants
+from onnxcalib.plan import Candidates, StoredConstant
 from onnxcalib.recipe import Precision
 from onnxcalib.targets import Bias, Format, Storage, Target
 
@@ -27,6 +28,7 @@ class Problem:
     candidates: Candidates
     candidate_precisions: CandidatePrecisions
     base: Precision
+    constants: Sequence[StoredConstant] = ()  # what else is stored as integers
 
     def each(self, cost: Callable[[Layer, Precision], float]) -> dict[str, dict[Precision, float]]:
         """A cost of every layer at each of its choices."""
@@ -80,7 +82,8 @@ def _size(problem: Problem) -> _Cost:
     """The most bytes that all constants can take: packed weights, and what no choice changes (scales, biases, ...)."""
     plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
     # Quant nodes read float weights; what counts is what the hardware will hold.
-    written = constant_bytes(write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ)))
+    file = write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ))
+    written = constant_bytes(store_constants(file, problem.constants)[0] if problem.constants else file)
     storage = problem.target.storage
     layers = problem.each(lambda layer, choice: stored_bytes(layer.weight_shape, choice.weight, storage))
     fixed = written - sum(sizes[problem.base] for sizes in layers.values())

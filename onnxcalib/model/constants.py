@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -22,8 +23,8 @@ SHAPE_OPS = (*LAYOUT_OPS, "Add", "Concat", "ConstantOfShape", "Div", "Gather", "
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def constants_to_initializers(graph: onnx.GraphProto) -> None:
-    """Ensures that Constants are initialisers, sparse ones too; those of text stay."""
+def constants_to_initializers(graph: onnx.GraphProto, least: int = 0) -> None:
+    """Ensures that Constants of at least so many elements are initialisers, sparse ones too; those of text stay."""
     keep = []
     for node in graph.node:
         value = _constant_value(node)
@@ -31,7 +32,7 @@ def constants_to_initializers(graph: onnx.GraphProto) -> None:
         if sparse is not None:
             graph.sparse_initializer.add().CopyFrom(sparse)
             graph.sparse_initializer[-1].values.name = node.output[0]
-        elif value is None:
+        elif value is None or math.prod(value.dims) < least:
             keep.append(node)
         else:
             value.name = node.output[0]

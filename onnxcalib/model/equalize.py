@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +104,7 @@ def equalized(model: Model, exponents: Exponents) -> Model:
         name: BatchNorm(norm.gamma * factors[name], norm.beta * factors[name], norm.eps) if name in factors else norm
         for name, norm in model.batch_norms.items()
     }
-    return Model(proto, norms, model.source)
+    return replace(model, proto=proto, batch_norms=norms)
 
 
 def equalized_as(model: Model, file: onnx.ModelProto) -> Model:

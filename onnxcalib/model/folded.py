@@ -45,9 +45,9 @@ def as_dequantizers(graph: onnx.GraphProto, is_integer: Callable[[str], bool]) -
     used, gone = {*index.initializers, *index.producers, *index.inputs}, set()
     for node in list(graph.node):
         found = folded(node.output[0], index.producers.get, index.initializers.__contains__)
-        if found is None or not is_integer(found.codes):
+        scale = None if found is None else index.value(found.scale)
+        if found is None or scale is None or max(scale.shape, default=1) != scale.size or not is_integer(found.codes):
             continue
-        scale = index.value(found.scale)
         axis = next((place for place, size in enumerate(scale.shape) if size > 1), None)
         inputs = [found.codes, _vector(graph, used, f"{node.output[0]}_scale", scale, axis)]
         if found.zero is not None:

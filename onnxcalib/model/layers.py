@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.shapes import infer_shapes
 from onnxcalib.model.walk import all_nodes, bodies
+from onnxcalib.plan import StoredConstant
 
 LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 RECURRENT_OPS = ("LSTM", "GRU", "RNN")
@@ -91,6 +92,7 @@ class LayerList:
 
     layers: tuple[Layer, ...]
     float_nodes: tuple[FloatNode, ...]
+    constants: tuple[StoredConstant, ...] = ()  # beside the layers' own: what can be stored as integers
 
     def __getitem__(self, name: str) -> Layer:
         return next(layer for layer in self.layers if layer.name == name)
@@ -118,12 +120,24 @@ def find_layers(model: Model) -> LayerList:
 def other_float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode]:
     """What else a person would ask about: recurrent ops, embeddings, lone batch norms, bodies of If and Loop."""
     if node.op_type in RECURRENT_OPS:
-        return [FloatNode(node.name, node.op_type, "recurrent ops are not quantized")]
+        return [
+            FloatNode(
+                node.name,
+                node.op_type,
+                "recurrent ops compute in float; only their storage may shrink",
+            )
+        ]
     if node.op_type == "BatchNormalization":
         return [FloatNode(node.name, node.op_type, "no layer directly before it to fold it into")]
     table = index.initializers.get(node.input[0]) if node.op_type == "Gather" else None
     if table is not None and table.data_type == onnx.TensorProto.FLOAT and math.prod(table.dims) >= 4096:
-        return [FloatNode(node.name, node.op_type, "embedding tables are not quantized")]
+        return [
+            FloatNode(
+                node.name,
+                node.op_type,
+                "embedding tables are looked up in float; only their storage may shrink",
+            )
+        ]
     reason = f"inside a subgraph of {node.op_type} '{node.name}'"
     inner = [each for body in bodies(node) for each in all_nodes(body) if each.op_type in (*LAYER_OPS, *RECURRENT_OPS)]
     return [FloatNode(each.name or each.output[0], each.op_type, reason, node.name) for each in inner]
@@ -238,9 +252,20 @@ def weights_of(model: Model, names: Sequence[str]) -> dict[str, npt.NDArray[Any]
     return {name: value for name in names if (value := index.constant(name)) is not None}
 
 
-def choose(layers: LayerList, include: Sequence[str], exclude: Sequence[str]) -> tuple[Layer, ...]:
-    """The layers whose names match include and not exclude; a pattern that matches nothing is an error."""
-    names = [layer.name for layer in layers.layers]
+def takes(include: Sequence[str], exclude: Sequence[str], name: str) -> bool:
+    """Whether a node's name matches include, where there is any, and not exclude."""
+    included = not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include)
+    return included and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+
+
+def choose(
+    layers: LayerList, include: Sequence[str], exclude: Sequence[str], others: Collection[str] = ()
+) -> tuple[Layer, ...]:
+    """The layers whose names match include and not exclude; a pattern that matches nothing is an error.
+
+    Others are nodes beside layers that have something to store.
+    """
+    names = [*(layer.name for layer in layers.layers), *others]
     matched: dict[str, set[str]] = {"include": set(), "exclude": set()}
     for option, pattern in (*(("include", it) for it in include), *(("exclude", it) for it in exclude)):
         found = {name for name in names if fnmatch.fnmatchcase(name, pattern)}

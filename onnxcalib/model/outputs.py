@@ -8,6 +8,7 @@ from onnxcalib.model.graph import GraphIndex
 from onnxcalib.numerics.losses import OutputKind
 
 _LAYOUT_OPS = {"Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear", "Cast"}
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
 _LAYERS = {"Conv", "Gemm", "MatMul", "QLinearConv"}
 _DISTRIBUTIONS = {"Softmax": OutputKind.PROBABILITIES, "LogSoftmax": OutputKind.LOGITS}
 
@@ -17,7 +18,7 @@ def find_output_kinds(model: onnx.ModelProto) -> dict[str, OutputKind]:
     index = GraphIndex(model.graph)
     kinds = {}
     for value in model.graph.output:
-        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+        if value.type.tensor_type.elem_type in _FLOATS:
             dims = value.type.tensor_type.shape.dim
             # Of one class there is no distribution.
             kinds[value.name] = _output_kind(index, value.name, len(dims) == 2 and dims[1].dim_value != 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -21,8 +21,9 @@ from onnxcalib.model.graph import (
 )
 from onnxcalib.model.io import check_valid
 from onnxcalib.model.opset import NEWEST_IR, within
-from onnxcalib.model.shapes import float_tensors, infer_shapes, inferred
-from onnxcalib.model.walk import refill
+from onnxcalib.model.shapes import LARGE, float_tensors, infer_shapes, inferred
+from onnxcalib.model.walk import all_nodes, bodies, refill
+from onnxcalib.model.widen import widened
 from onnxcalib.model.workarounds import avoid_clipped_inputs
 
 
@@ -33,6 +34,7 @@ class Model:
     proto: onnx.ModelProto
     batch_norms: Mapping[str, BatchNorm]  # by the name of the layer that it was folded into
     source: str
+    output_types: Mapping[str, int] = field(default_factory=dict)  # of outputs that are float32 here only
 
 
 def prepare(
@@ -46,11 +48,15 @@ def prepare(
         model = inline_functions(model, source)
         check_valid(model, source)
     real_inputs_only(model)
+    output_types = widened(model)
     model = within(model, oldest_opset, newest_opset, source, newest_ir)
     drop_dead_nodes(model.graph)
     name_nodes(model.graph)
     constants_to_initializers(model.graph)
     _declare_outputs(model, source)
+    for node in reversed([*all_nodes(model.graph)]):  # inner ones first: moving nodes copies what is within them
+        for body in bodies(node):
+            constants_to_initializers(body, LARGE)  # sizes and such stay where inference sees them
     fold_constants(model)
     _plain_gemms(model.graph)
     _channel_biases(model.graph)
@@ -59,7 +65,7 @@ def prepare(
     _means_to_pools(model)
     fold_bias_adds(model.graph)
     avoid_clipped_inputs(model.graph)
-    return Model(model, fold_batch_norms(model.graph), source)
+    return Model(model, fold_batch_norms(model.graph), source, output_types)
 
 
 def real_inputs_only(model: onnx.ModelProto) -> None:

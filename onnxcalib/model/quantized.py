@@ -23,6 +23,8 @@ from onnxcalib.model.prepare import name_nodes, real_inputs_only
 from onnxcalib.model.storage import UNPACKING_OPS
 from onnxcalib.numerics.quant_params import QuantParams
 
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+_INTEGERS = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16)
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 LEFT_OUT = "it could be quantized, but was left out: by --exclude or --include, or by the tool that wrote the file"
 
@@ -200,15 +202,35 @@ def bytes_by_kind(model: onnx.ModelProto) -> dict[str, int]:
                 kind = "integer biases" if tensor.data_type == onnx.TensorProto.INT32 else "quantized weights"
                 kinds.setdefault(tensor.name, kind)
     for node in model.graph.node:
+        if node.op_type == "Mul":
+            kinds |= _kinds_of_folded(index, node)
+    for node in model.graph.node:
         if node.op_type in _QUANTIZERS:
             kinds |= {name: "scales and zero points" for name in node.input[1:] if name not in kinds}
     totals = dict.fromkeys(
         ("quantized weights", "integer biases", "scales and zero points", "float constants", "other"), 0
     )
     for tensor in model.graph.initializer:
-        left = "float constants" if tensor.data_type == onnx.TensorProto.FLOAT else "other"
+        left = "float constants" if tensor.data_type in _FLOATS else "other"
         totals[kinds.get(tensor.name, left)] += tensor_bytes(tensor)
     return totals
+
+
+def _kinds_of_folded(index: GraphIndex, product: onnx.NodeProto) -> dict[str, str]:
+    """The codes and the scales of a constant that becomes float at load, or row by row as it is looked up."""
+    cast, scale = index.producers.get(product.input[0]), product.input[1]
+    while cast is not None and cast.op_type == "Sub":
+        cast = index.producers.get(cast.input[0])
+    if cast is None or cast.op_type != "Cast":
+        return {}
+    codes, rows = cast.input[0], index.producers.get(cast.input[0])
+    if rows is not None and rows.op_type == "Gather":
+        codes, factors = rows.input[0], index.producers.get(scale)
+        scale = scale if factors is None else factors.input[0]
+    integers = [tensor.name for tensor in _behind(index, codes) if tensor.data_type in _INTEGERS]
+    if not integers:
+        return {}
+    return {**dict.fromkeys(integers, "quantized weights"), scale: "scales and zero points"}
 
 
 def float_constants(model: onnx.ModelProto, count: int = 5) -> list[tuple[str, int, str]]:
@@ -217,7 +239,7 @@ def float_constants(model: onnx.ModelProto, count: int = 5) -> list[tuple[str, i
     found = []
     for tensor in model.graph.initializer:
         readers = index.readers.get(tensor.name, [])
-        quantizers = all(node.op_type in _QUANTIZERS for node in readers)
+        quantizers = all(node.op_type in _QUANTIZERS or _kinds_of_folded(index, node) for node in readers)
         if tensor.data_type == onnx.TensorProto.FLOAT and readers and not quantizers:
             found.append((tensor.name, tensor_bytes(tensor), readers[0].name or readers[0].op_type))
     return sorted(found, key=lambda entry: -entry[1])[:count]

@@ -33,6 +33,8 @@ class QuantParams:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The container: quantized values narrower than eight bits still lie in eight."""
+        if self.bits > 8:
+            return np.dtype(np.int16 if self.signed else np.uint16)
         return np.dtype(np.int8 if self.signed else np.uint8)
 
     @property

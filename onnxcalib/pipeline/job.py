@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from onnxcalib.algorithms.constants import store
 from onnxcalib.algorithms.reconstruction.layerwise import default_workers
 from onnxcalib.algorithms.teacher import Loss, check_loss
 from onnxcalib.cache.codec import digest
@@ -17,7 +18,8 @@ from onnxcalib.data import Dataset, Preprocess, open_data, shuffled, split
 from onnxcalib.errors import ModelError, RecipeError
 from onnxcalib.mixed_precision.request import check_bits, check_overrides, naming_layers
 from onnxcalib.model.branches import Branch
-from onnxcalib.model.layers import FloatNode, Layer, LayerList, choose
+from onnxcalib.model.large_constants import large_constants
+from onnxcalib.model.layers import FloatNode, Layer, LayerList, choose, takes
 from onnxcalib.model.placement import InsertionPoints, find_insertion_points
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
@@ -26,7 +28,7 @@ from onnxcalib.model.shapes import input_specs
 from onnxcalib.numerics.losses import LossKind
 from onnxcalib.numerics.metric import Metric, MetricFunction
 from onnxcalib.pipeline.branch_data import BranchData
-from onnxcalib.plan import LeftFloat, QuantPlan
+from onnxcalib.plan import LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Listener, Progress, ignore, silent
 from onnxcalib.recipe import Recipe
 from onnxcalib.recipe.metrics import find_metric
@@ -60,6 +62,7 @@ class Job:
     progress: Progress
     branch: Branch | None = None  # the branch of an If that the graph is, None for the model itself
     workers: int = 1  # layers that are trained side by side
+    constants: tuple[StoredConstant, ...] = ()  # what else will be stored as int8; the model has its values already
     run: Run = Run()  # where the values of stages are cached, and who hears of them
     overrides: Mapping[str, Override] = field(default_factory=dict)  # by layer
     metric: Metric | None = None  # what the user judges by, where the recipe asks for it
@@ -92,6 +95,7 @@ class Start:
     jobs: tuple[Job, ...]
     asked: Recipe  # as the user gave it; those of jobs name layers where that has patterns
     data: Dataset  # in the order in which it was given
+    constants: tuple[StoredConstant, ...] = ()  # of all its graphs
 
 
 def start(
@@ -114,7 +118,7 @@ def start(
     listed = merged(graphs)
     if recipe.weight_only:
         listed = _fit_for_weights_alone(listed, target)
-    chosen, named = _chosen(listed, recipe, prepared.source)
+    chosen, named = _chosen(listed, recipe, prepared)
     given = open_data(calibration, input_specs(prepared.proto), preprocess)
     # Samples are often sorted by class: any part of them should be like the whole.
     data, proof = shuffled(given, recipe.seed), None
@@ -122,23 +126,34 @@ def start(
         check_loss(judge, {}, prepared, data)
     if recipe.max_drop is not None:
         data, proof = split(data, len(data) // 2)
-    jobs = []
+    jobs: list[Job] = []
+    whole, constants = prepared, []
+    left_out = {layer.name for layer in listed.layers} - chosen
+
+    def wanted(name: str) -> bool:
+        return name not in left_out and takes(recipe.include, recipe.exclude, name)
+
     for graph in graphs:
         layers = tuple(layer for layer in graph.listed.layers if layer.name in chosen)
         fed = _fed(prepared, graph, data) if layers else data
+        if graph.branch is not None and not (layers and len(fed)):
+            continue
+        rounded, found = store(graph.model, layers, target, fed, wanted)
+        constants += found
+        whole = rounded if graph.branch is None else whole
         if layers and len(fed):
             own = by_layer(named.overrides, [layer.name for layer in layers])
             check_overrides(own, layers, target)
             points = _points(graph.model, layers, target, own)
             many = workers or default_workers()
-            job = Job(graph.model, layers, points, target, fed, named, progress, graph.branch, many)
+            job = Job(rounded, layers, points, target, fed, named, progress, graph.branch, many, tuple(found))
             jobs.append(replace(job, overrides=own, metric=judge, proof=proof))
     if not jobs:
         raise ModelError(
             f"the calibration data never takes the branches of {prepared.source} that hold its layers.",
             "Give data that does.",
         )
-    return Start(prepared, _without_untaken(listed, chosen, jobs), tuple(jobs), recipe, given)
+    return Start(whole, _without_untaken(listed, chosen, jobs), tuple(jobs), recipe, given, tuple(constants))
 
 
 def _metric(recipe: Recipe, own: MetricFunction | None) -> Metric | None:
@@ -167,15 +182,17 @@ def _points(
     return InsertionPoints(kept)
 
 
-def _chosen(listed: LayerList, recipe: Recipe, source: str) -> tuple[set[str], Recipe]:
+def _chosen(listed: LayerList, recipe: Recipe, model: Model) -> tuple[set[str], Recipe]:
     """The layers to quantize, of which there must be some, and the recipe with overrides that name layers."""
+    source = model.source
     if not listed.layers:
         kinds = sorted({f"{node.op} ({node.reason})" for node in listed.float_nodes})
         raise ModelError(
             f"{source} has no layer that can be quantized.",
             f"What stays float: {'; '.join(kinds)}." if kinds else "It has no Conv, Gemm or MatMul.",
         )
-    chosen = choose(listed, recipe.include, recipe.exclude)
+    readers = {use.node.name for constant in large_constants(model.proto.graph) for use in constant.uses}
+    chosen = choose(listed, recipe.include, recipe.exclude, readers)
     if recipe.block_size is not None and not any(layer.has_sums for layer in chosen):
         raise RecipeError(f"`block_size` has no effect: {source} has no Gemm or MatMul to quantize.", "Leave it out.")
     named = naming_layers(recipe, chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -20,6 +20,8 @@ from onnxcalib.model.branches import with_branch
 from onnxcalib.model.files import model_outputs
 from onnxcalib.model.left_float import with_left_float
 from onnxcalib.model.shapes import with_fixed_batch
+from onnxcalib.model.stored import store_constants
+from onnxcalib.model.widen import with_output_types
 from onnxcalib.numerics.metric import MetricFunction
 from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.begin import running
@@ -31,11 +33,11 @@ from onnxcalib.pipeline.result import Outcome, Result
 from onnxcalib.pipeline.rounding import rounded_and_tuned
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
-from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
+from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Event, Progress, listener_of, silent
 from onnxcalib.recipe import MIXED, Pipeline, Recipe, Training
 from onnxcalib.runtime.session import refusal
-from onnxcalib.targets import Format
+from onnxcalib.targets import Constants, Format
 
 DEFAULT = Recipe()
 
@@ -191,32 +193,41 @@ def _assembled(job: Job, finished: Tail) -> Outcome:
 def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
     """One file out of the model's own graph and the branches of its Ifs, which onnxruntime loads."""
     plans, left = [outcome.plan for outcome in outcomes], _left(outcomes)
-    whole = _assemble(started, plans, left)
+    whole, constants = _assemble(started, plans, left)
     listed = started.listed if left is None else left_float(started.listed, left)
     first = started.jobs[0]
     if first.target.format is Format.QDQ and (why := refusal(whole)) is not None:
 
         def why_not(dropped: Sequence[Part]) -> str | None:
-            return refusal(_assemble(started, [without(plan, dropped) for plan in plans], left))
+            return refusal(_assemble(started, [without(plan, dropped) for plan in plans], left)[0])
 
         dropped = parts_to_drop(parts_of(started.jobs, plans), why_not)
         plans = [without(plan, dropped) for plan in plans]
-        whole, reason = _assemble(started, plans, left), f"onnxruntime cannot load the file with it quantized: {why}"
+        whole, constants = _assemble(started, plans, left)
+        reason = f"onnxruntime cannot load the file with it quantized: {why}"
         listed = kept_float(listed, [layer for layer in listed.layers if Part(layer.name, True) in dropped], reason)
         for part in dropped:
             message = f"{'layer' if part.is_layer else 'tensor'} '{part.name}' stays float: {reason}."
             first.run.listener(Event("warning", {"message": message}))
-    told = {**vars(outcomes[0]), "plan": reduce(QuantPlan.joined, plans), "left": left}
+    plan = replace(reduce(QuantPlan.joined, plans), constants=constants)
+    told = {**vars(outcomes[0]), "plan": plan, "left": left}
     return Result(**told, model=whole, layers=listed, recipe=started.asked)
 
 
-def _assemble(started: Start, plans: Sequence[QuantPlan], left: LeftFloat | None) -> onnx.ModelProto:
-    whole = started.model.proto
+def _assemble(
+    started: Start, plans: Sequence[QuantPlan], left: LeftFloat | None
+) -> tuple[onnx.ModelProto, Mapping[str, StoredConstant]]:
+    """The file of these plans, and what is stored as integers beside layers."""
+    whole, target = started.model.proto, started.jobs[0].target
     for job, plan in zip(started.jobs, plans, strict=True):
         written = job.write(plan)
         whole = written if job.branch is None else with_branch(whole, job.branch, written)
-    whole = with_fixed_batch(whole) if started.jobs[0].target.fixed_shapes else whole
-    return whole if left is None else with_left_float(whole, left)
+    constants: Mapping[str, StoredConstant] = {}
+    if target.constants is Constants.FOLDED:
+        whole, constants = store_constants(whole, started.constants)
+    whole = with_output_types(whole, started.model.output_types)
+    whole = with_fixed_batch(whole) if target.fixed_shapes else whole
+    return whole if left is None else with_left_float(whole, left), constants
 
 
 def _left(outcomes: Sequence[Outcome]) -> LeftFloat | None:

@@ -264,7 +264,7 @@ def layerwise(job: Job, checkpoint: Checkpoint = NO_CHECKPOINT) -> Layerwise:
 
 def _problem(job: Job, candidates: Candidates) -> Problem:
     precisions = candidate_precisions(job.layers, job.recipe)
-    return Problem(job.model, job.layers, job.target, candidates, precisions, job.recipe.base)
+    return Problem(job.model, job.layers, job.target, candidates, precisions, job.recipe.base, job.constants)
 
 
 def _through_network(job: Job, plan: QuantPlan, schedule: Schedule, checkpoint: Checkpoint) -> NetworkTuned:

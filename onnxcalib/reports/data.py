@@ -53,6 +53,11 @@ def _float_inputs(result: Result) -> list[ReportData]:
     ]
 
 
+def constant_rows(result: Result) -> list[ReportData]:
+    """Constants beside layers that lie in the file as integers."""
+    return [it.told for it in result.plan.constants.values()]
+
+
 def outcome(rows: Sequence[Evaluation], source: str, own: bool) -> ReportData:
     """Float and quantized, measured on the same samples; own: those that calibrated the model."""
     before, after = (evaluation(row) for row in rows)

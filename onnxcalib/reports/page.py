@@ -51,6 +51,7 @@ def page(report: ReportData, pictures: Mapping[str, Picture]) -> str:
         ("histograms", "What the worst layers hold and read", _histograms(report, pictures)),
         ("tuning", "Before and after tuning", _tuning(report, pictures)),
         ("size", "Where the bytes are", _figure(pictures, "size")),
+        ("constants", "Stored as integers, computed with in float", _constants(report)),
         ("float", "What stays float, and why", _float(report)),
         ("repeat", "How to repeat this run", _repeat(repeat)),
     )
@@ -228,6 +229,20 @@ def _tuning(report: ReportData, pictures: Mapping[str, Picture]) -> str:
         for row in report["stages"]
     ]
     return _figure(pictures, "tuning") + _table(("step", "before", "after", "kept"), rows, {1, 2})
+
+
+def _constants(report: ReportData) -> str:
+    found = report.get("constants", [])  # older reports have none
+    if not found:
+        return "<p>Nothing beside the layers' weights.</p>"
+    rows = [
+        (
+            _code(row["constant"]), row["op"], "x".join(map(str, row["shape"])), str(row["bits"]),
+            f"{row['float_bytes']:,}", f"{row['bytes']:,}",
+        )
+        for row in found
+    ]  # fmt: skip
+    return _table(("constant", "read by", "shape", "bits", "float bytes", "bytes"), rows, {3, 4, 5})
 
 
 def _float(report: ReportData) -> str:

@@ -117,6 +117,7 @@ def _gather(
         "network": blocks(prepared, listed),
         "loss": {"whole": diagnosis.loss, "samples": diagnosis.samples},
         "float": collect.float_rows(result),
+        "constants": collect.constant_rows(result),
         **collect.mixed_precision_data(result),
         "stages": collect.stage_rows(result),
         "histograms": collect.histogram_rows(layer_histograms(prepared, worst, file, mixed)) if worst else [],

@@ -142,7 +142,7 @@ def test_other_nodes_with_weights_are_named() -> None:
     }"""
     listed = only(text, table=normal(300, 16), little=normal(3, 16), w=normal(16, 16))
     assert [(node.name, node.reason) for node in listed.float_nodes] == [
-        ("embed", "embedding tables are not quantized")
+        ("embed", "embedding tables are looked up in float; only their storage may shrink")
     ]
     assert [layer.name for layer in listed.layers] == ["cast"]
 
