@@ -78,7 +78,9 @@ class _Probe:
         self.layer = layer
         alone = layer_model(problem.model, layer)
         self.choices = [choice for choice in problem.candidate_precisions[layer.name] if choice != problem.base]
-        self.sessions = {choice: Session(_layer_at(problem, alone, layer, choice), pool=False) for choice in self.choices}
+        self.sessions = {
+            choice: Session(_layer_at(problem, alone, layer, choice), pool=False) for choice in self.choices
+        }
         rest, self.fed = after(base, layer.activated) if self.choices else (None, ())
         self.rest = Session(rest, pool=False) if rest is not None else None
         self.losses = {choice: loss(1.0) for choice in self.choices}
