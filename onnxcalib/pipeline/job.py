@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx
 
-from onnxcalib.algorithms.reconstruction.layerwise import default_workers
 from onnxcalib.cache.codec import digest
 from onnxcalib.cache.run_directory import RunDirectory
 from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
@@ -26,6 +25,7 @@ from onnxcalib.pipeline.branch_data import BranchData
 from onnxcalib.plan import QuantPlan
 from onnxcalib.progress import Listener, Progress, ignore, silent
 from onnxcalib.recipe import Recipe
+from onnxcalib.runtime.threads import default_workers
 from onnxcalib.targets import Target, find_target
 
 
