@@ -15,7 +15,7 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.losses import LossKind, ModelLoss, OutputKind, sqnr_db
 from onnxcalib.runtime.session import Session, Tensors, samples_in
 
-BATCH = 32
+BATCH = 8  # samples; more take more memory and no less time
 
 
 def check_loss(kind: LossKind, kinds: Mapping[str, OutputKind], model: Model, data: Dataset) -> None:
