@@ -36,6 +36,10 @@ class Session:
         options.enable_cpu_mem_arena = pool
         # Threads that spin between runs would take the cores from other sessions, and from what is made of a result.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        import onnxruntime as ort
+
+        # In the order of the file: by default what measures a tensor runs last, and all of them wait for it in memory.
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         self.source = source
         if model.ByteSize() < limit:
             self._session = open_session(serialized(model), options, source)
