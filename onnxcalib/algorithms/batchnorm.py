@@ -103,9 +103,11 @@ class Tuner:
         """
         layers = [layer for layer in self.layers if layer.takes_bias]
         wanted = [] if wanted is None else wanted
-        teacher = Session(with_statistics(self.model.proto, layers, reach=self.reach)) if not wanted else None
+        # Whole batches between nodes that measure them: a pool would double what they take.
+        measuring = with_statistics(self.model.proto, layers, reach=self.reach) if not wanted else None
+        teacher = Session(measuring, pool=False) if measuring is not None else None
         quantized = write_qdq(self.model, self.layers, plan, self._plain())
-        student = Session(with_statistics(quantized, layers, LIMITS))
+        student = Session(with_statistics(quantized, layers, LIMITS), pool=False)
         sums = (_Sums(layers), _Sums(layers))
         done = 0
         for place, feed in enumerate(self.data.batches(BATCH)):

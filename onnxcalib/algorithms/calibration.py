@@ -12,7 +12,8 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.statistics import Extremes, Histogram, TensorStatistics
 from onnxcalib.progress import Progress
-from onnxcalib.runtime.session import Session, fitting_batch, stream
+from onnxcalib.runtime.session import Session, Tensors, fitting_batch, stream
+from onnxcalib.runtime.threads import default_workers, in_threads
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,7 @@ def calibrate(model: Model, points: InsertionPoints, data: Dataset, progress: Pr
     session = Session(with_outputs(model.proto, names), model.source)
     batch = fitting_batch(session, data)
     extremes = {name: Extremes() for name in names}
-    total, done = 2 * len(data), 0
-    for samples, tensors in stream(session, data, batch):
-        for name in names:
-            extremes[name].update(tensors[name], samples)
-        done += samples
-        progress("calibrate", done, total)
+    done = _fill(extremes, session, data, batch, progress, 0)
     for name, seen in extremes.items():
         if not seen.is_finite:
             raise ModelError(
@@ -45,9 +41,22 @@ def calibrate(model: Model, points: InsertionPoints, data: Dataset, progress: Pr
                 "Check that the data is preprocessed as the model expects.",
             )
     histograms = {name: Histogram(extremes[name]) for name in names}
-    for samples, tensors in stream(session, data, batch):
-        for name in names:
-            histograms[name].update(tensors[name], samples)
-        done += samples
-        progress("calibrate", done, total)
+    _fill(histograms, session, data, batch, progress, done)
     return Statistics({name: histogram.statistics() for name, histogram in histograms.items()}, len(data))
+
+
+def _fill(
+    seen: Mapping[str, Extremes | Histogram], session: Session, data: Dataset, batch: int, progress: Progress, done: int
+) -> int:
+    """One pass over the data, of which every core takes some of the tensors; gives the samples of all passes so far."""
+    workers, names = default_workers(), list(seen)
+    for samples, tensors in stream(session, data, batch):
+
+        def update(first: int, tensors: Tensors = tensors, samples: int = samples) -> None:
+            for name in names[first::workers]:
+                seen[name].update(tensors[name], samples)
+
+        in_threads(update, range(workers))
+        done += samples
+        progress("calibrate", done, 2 * len(data))
+    return done

@@ -19,6 +19,7 @@ from onnxcalib.numerics.range_estimators import ESTIMATORS, blockwise_qparams, w
 from onnxcalib.plan import Candidates, LayerParams
 from onnxcalib.recipe import MAX_BITS, Precision, RangeMethod
 from onnxcalib.recipe.overrides import Override
+from onnxcalib.runtime.threads import in_threads
 from onnxcalib.targets import Target
 
 # An int32 bias saturates beyond this many steps; half of int32 leaves room for the products added to it.
@@ -76,6 +77,7 @@ class Rounding:
                 # At eight bits layers read the shared value as it is.
                 if tensor.name not in shared or bits < MAX_BITS
             }
+        self._search_weights(candidate_precisions, ranges)
         params: dict[str, dict[Precision, LayerParams]] = {layer.name: {} for layer in self.layers}
         for layer in self.layers:
             for precision in candidate_precisions[layer.name]:
@@ -100,8 +102,7 @@ class Rounding:
     def _layer(self, layer: Layer, bits: int, activation: QuantParams | None, ranges: Ranges) -> LayerParams:
         """A layer's quantized values at a precision."""
         weight, bias = self.values[layer.weight], self.values[layer.bias] if layer.bias else None
-        axis = layer.channel_axis if self._has_channels(layer) else None
-        found = self._weight(layer, bits, axis, ranges)
+        axis, found = self._axis(layer), self._weight(layer, bits, ranges)
         if bias is not None and activation is not None:
             least = least_scale(layer, self.target, bias, activation, per_channel=axis is not None)
             qparams = with_least_scale(found.qparams, least)
@@ -109,13 +110,26 @@ class Rounding:
                 found = _Rounded(qparams, quantize(weight, qparams))
         return LayerParams(found.quantized, found.qparams, None if bias is None else bias.astype(np.float32), weight)
 
-    def _has_channels(self, layer: Layer) -> bool:
-        own = self.overrides.get(layer.name, Override())
-        return self.target.has_channels(layer.op) and layer.per_channel and own.per_channel is not False
+    def _search_weights(self, candidate_precisions: CandidatePrecisions, ranges: Ranges) -> None:
+        """Finds the grids of all weights, several at a time; each is looked for once, however many layers share it."""
+        wanted = {
+            (layer.weight, precision.weight, self.overrides.get(layer.name)): layer
+            for layer in self.layers
+            for precision in candidate_precisions[layer.name]
+        }
+        in_threads(lambda item: self._weight(item[1], item[0][1], ranges), wanted.items())
 
-    def _weight(self, layer: Layer, bits: int, axis: int | None, ranges: Ranges) -> _Rounded:
+    def _axis(self, layer: Layer) -> int | None:
+        """Along which its weight has a scale a channel, None if it has one scale."""
+        possible = self.target.has_channels(layer.op) and layer.per_channel
+        return layer.channel_axis if possible and self._own(layer).per_channel is not False else None
+
+    def _own(self, layer: Layer) -> Override:
+        return self.overrides.get(layer.name, Override())
+
+    def _weight(self, layer: Layer, bits: int, ranges: Ranges) -> _Rounded:
         """A weight on its own grid; layers may share it."""
-        own = self.overrides.get(layer.name, Override())
+        own, axis = self._own(layer), self._axis(layer)
         scheme, block = self.target.weight_scheme(bits), ranges.block if layer.has_sums else None
         if own.symmetric is not None:
             scheme = replace(scheme, symmetric=own.symmetric)

@@ -16,7 +16,7 @@ from onnxcalib.numerics.losses import LossKind, ModelLoss, OutputKind, sqnr_db
 from onnxcalib.numerics.metric import Drop, Metric, MetricLoss
 from onnxcalib.runtime.session import Session, Tensors, samples_in
 
-BATCH = 32
+BATCH = 8  # samples; more take more memory and no less time
 
 Loss = LossKind | Metric  # what tells a good model: a loss, or what a metric of the user's falls by
 

@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers, replace_input
+from onnxcalib.model.graph import (
+    GraphIndex,
+    attributes,
+    drop_nodes,
+    drop_unused_initializers,
+    replace_input,
+    take_over,
+)
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -36,8 +43,8 @@ def channel_values(value: npt.NDArray[Any], shape: Sequence[int]) -> npt.NDArray
 
 def fold_bias_adds(graph: onnx.GraphProto) -> None:
     """Makes a constant that is added to every place of a channel the bias of the convolution before it."""
-    index = GraphIndex(graph)
-    for conv in list(graph.node):
+    index, dropped = GraphIndex(graph), set[str]()
+    for conv in graph.node:
         if conv.op_type not in ("Conv", "ConvTranspose") or len(conv.input) > 2:
             continue
         add, weight = index.only_reader(conv.output[0]), index.initializers.get(conv.input[1])
@@ -49,27 +56,27 @@ def fold_bias_adds(graph: onnx.GraphProto) -> None:
         bias = None if added is None else channel_values(added, [1, channels, *[1] * (len(weight.dims) - 2)])
         if bias is None:
             continue
-        replace_input(graph, conv, 2, bias, f"{conv.name}_bias")
-        conv.output[0] = add.output[0]
-        graph.node.remove(add)
-        index = GraphIndex(graph)
+        replace_input(index, conv, 2, bias, f"{conv.name}_bias")
+        take_over(index, conv, add)
+        dropped.add(add.name)
+    drop_nodes(graph, dropped)
     drop_unused_initializers(graph)
 
 
 def fold_batch_norms(graph: onnx.GraphProto) -> dict[str, BatchNorm]:
-    """Requires constants as initialisers; ensures that no inference batch norm follows a layer that it could join."""
-    index = GraphIndex(graph)
+    """Requires named nodes, constants as initialisers; ensures that no norm follows a layer that it could join."""
+    index, dropped = GraphIndex(graph), set[str]()
     folded: dict[str, BatchNorm] = {}
-    for norm in list(graph.node):
+    for norm in graph.node:
         if norm.op_type != "BatchNormalization":
             continue
         layer = index.producers.get(norm.input[0])
         if layer is None or not _can_fold(index, layer, norm):
             continue
-        folded[layer.name] = _fold(graph, index, layer, norm)
-        layer.output[0] = norm.output[0]
-        graph.node.remove(norm)
-        index = GraphIndex(graph)
+        folded[layer.name] = _fold(index, layer, norm)
+        take_over(index, layer, norm)
+        dropped.add(norm.name)
+    drop_nodes(graph, dropped)
     drop_unused_initializers(graph)
     return folded
 
@@ -87,7 +94,7 @@ def _can_fold(index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) ->
     )
 
 
-def _fold(graph: onnx.GraphProto, index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) -> BatchNorm:
+def _fold(index: GraphIndex, layer: onnx.NodeProto, norm: onnx.NodeProto) -> BatchNorm:
     gamma, beta, mean, variance = (index.value(name) for name in norm.input[1:5])
     weight = index.value(layer.input[1])
     eps = float(attributes(norm).get("epsilon", 1e-5))
@@ -95,8 +102,8 @@ def _fold(graph: onnx.GraphProto, index: GraphIndex, layer: onnx.NodeProto, norm
     bias = index.value(layer.input[2]) if len(layer.input) > 2 and layer.input[2] else np.zeros_like(gamma)
     scaled = _scale_channels(layer, weight, factor)
     shifted = (bias - mean) * factor + beta
-    replace_input(graph, layer, 1, scaled.astype(weight.dtype), f"{layer.name}_weight_folded")
-    replace_input(graph, layer, 2, shifted.astype(weight.dtype), f"{layer.name}_bias_folded")
+    replace_input(index, layer, 1, scaled.astype(weight.dtype), f"{layer.name}_weight_folded")
+    replace_input(index, layer, 2, shifted.astype(weight.dtype), f"{layer.name}_bias_folded")
     return BatchNorm(gamma.astype(np.float32), beta.astype(np.float32), eps)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ class GraphIndex:
         for node in graph.node:
             for name in self.reads(node):
                 self.readers.setdefault(name, []).append(node)
+
+    @cached_property
+    def names(self) -> set[str]:
+        """The names that a new tensor must not have."""
+        made = {name for node in all_nodes(self.graph) for name in node.output}
+        return made | {tensor.name for tensor in (*self.graph.initializer, *self.graph.input)}
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
         """The value of an initialiser, None for anything else."""
@@ -81,16 +88,30 @@ def fresh_name(stem: str, used: Container[str]) -> str:
 
 
 def replace_input(
-    graph: onnx.GraphProto, node: onnx.NodeProto, position: int, value: np.ndarray[Any, Any], stem: str
+    index: GraphIndex, node: onnx.NodeProto, position: int, value: np.ndarray[Any, Any], stem: str
 ) -> None:
-    """Gives a node a new constant; the old one may be shared with another node."""
-    made = {name for each in all_nodes(graph) for name in each.output}
-    name = fresh_name(stem, made | {tensor.name for tensor in (*graph.initializer, *graph.input)})
-    graph.initializer.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
+    """Gives a node a new constant, which the index knows too; the old one may be shared with another node."""
+    name = fresh_name(stem, index.names)
+    index.names.add(name)
+    index.initializers[name] = index.graph.initializer.add()
+    index.initializers[name].CopyFrom(numpy_helper.from_array(np.asarray(value, order="C"), name))
     if len(node.input) > position:
         node.input[position] = name
     else:
         node.input.append(name)
+
+
+def take_over(index: GraphIndex, node: onnx.NodeProto, follower: onnx.NodeProto) -> None:
+    """Makes the result of a node's only reader its own; the reader is still to be dropped."""
+    node.output[0] = follower.output[0]
+    index.producers[node.output[0]] = node
+
+
+def drop_nodes(graph: onnx.GraphProto, names: Container[str]) -> None:
+    """Requires named nodes; removes those that are called so."""
+    for place in reversed(range(len(graph.node))):
+        if graph.node[place].name in names:
+            del graph.node[place]
 
 
 def activation_bounds(
@@ -110,8 +131,10 @@ def activation_bounds(
 
 def drop_unused_initializers(graph: onnx.GraphProto) -> None:
     """Removes initialisers that nothing reads any more."""
-    used = set(GraphIndex(graph).readers) | {value.name for value in graph.output}
-    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in used])
+    used = {name for node in graph.node for name in GraphIndex.reads(node)} | {value.name for value in graph.output}
+    for place in reversed(range(len(graph.initializer))):  # those that stay are not copied
+        if graph.initializer[place].name not in used:
+            del graph.initializer[place]
 
 
 def drop_dead_nodes(graph: onnx.GraphProto) -> None:

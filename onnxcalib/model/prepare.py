@@ -15,9 +15,11 @@ from onnxcalib.model.graph import (
     GraphIndex,
     attributes,
     drop_dead_nodes,
+    drop_nodes,
     drop_unused_initializers,
     fresh_name,
     replace_input,
+    take_over,
 )
 from onnxcalib.model.io import check_valid
 from onnxcalib.model.opset import NEWEST_IR, within
@@ -111,7 +113,7 @@ def _plain_gemms(graph: onnx.GraphProto) -> None:
             if position < len(node.input) and node.input[position] and factor != 1.0:
                 old = index.value(node.input[position])
                 name = f"{node.name}_{key}_times_{node.input[position]}"
-                replace_input(graph, node, position, (old * factor).astype(old.dtype), name)
+                replace_input(index, node, position, (old * factor).astype(old.dtype), name)
         refill(node.attribute, [it for it in node.attribute if it.name not in ("alpha", "beta")])
     drop_unused_initializers(graph)
 
@@ -126,7 +128,7 @@ def _channel_biases(graph: onnx.GraphProto) -> None:
             continue
         values = channel_values(bias, (1, weight.dims[0 if attributes(node).get("transB", 0) else 1]))
         if values is not None and values.shape != bias.shape:
-            replace_input(graph, node, 2, values, f"{node.name}_bias")
+            replace_input(index, node, 2, values, f"{node.name}_bias")
     drop_unused_initializers(graph)
 
 
@@ -135,8 +137,8 @@ def _matmuls_to_gemms(model: onnx.ModelProto) -> None:
 
     What is added to every row of a product of more axes becomes a vector too, whatever its shape was.
     """
-    graph, shapes, index = model.graph, infer_shapes(model), GraphIndex(model.graph)
-    for node in list(graph.node):
+    graph, shapes, index, dropped = model.graph, infer_shapes(model), GraphIndex(model.graph), set[str]()
+    for node in graph.node:
         weight = index.initializers.get(node.input[1]) if node.op_type == "MatMul" else None
         add = index.only_reader(node.output[0]) if weight is not None and len(weight.dims) == 2 else None
         if weight is None or add is None or add.op_type != "Add" or weight.data_type != onnx.TensorProto.FLOAT:
@@ -148,12 +150,13 @@ def _matmuls_to_gemms(model: onnx.ModelProto) -> None:
             continue
         place = list(add.input).index(bias)
         if values.shape != added.shape:
-            replace_input(graph, add, place, values, f"{node.name}_bias")
+            replace_input(index, add, place, values, f"{node.name}_bias")
         if rank == 2:
             node.op_type = "Gemm"
             node.input.append(add.input[place])
-            node.output[0] = add.output[0]
-            graph.node.remove(add)
+            take_over(index, node, add)
+            dropped.add(add.name)
+    drop_nodes(graph, dropped)
     drop_unused_initializers(graph)
 
 

@@ -12,6 +12,7 @@ Floats = npt.NDArray[np.float64]
 MOST = 4095
 # What meets a bound but for the rounding of float64 meets it.
 NEARLY = 1 - 1e-9
+_AT_ONCE = 32  # denominators
 
 
 def common_fractions(
@@ -32,18 +33,27 @@ def common_fractions(
 
 
 def near_fractions(ratios: npt.NDArray[Any], base: int, within: float, at_most: float) -> Floats:
-    """Each ratio as the first fraction near enough, over odd multiples of the base; itself where none is near."""
-    found = np.asarray(ratios, np.float64)
-    wanted, best = found.copy(), np.full(found.shape, at_most)
-    for denominator in range(base, MOST + 1, 2 * base):
-        numerators = np.rint(wanted * denominator)
-        misses = _misses(numerators, wanted * denominator)
-        better = (misses < best) & (best > within)
-        found = np.where(better, numerators / denominator, found)
-        best = np.where(better, misses, best)
-        if (best <= within).all():
+    """Each ratio as the first fraction near enough, over odd multiples of the base; itself where none is near.
+
+    Where all are farther than `within` but one is nearer than `at_most`, the nearest is taken.
+    """
+    found = np.array(ratios, np.float64).reshape(-1)
+    best, left = np.full(found.shape, at_most), np.arange(found.size if at_most > within else 0)
+    wanted, denominators = found.copy(), np.arange(base, MOST + 1, 2 * base, dtype=np.float64)
+    for start in range(0, len(denominators), _AT_ONCE):
+        if not left.size:
             break
-    return found
+        tried = denominators[start : start + _AT_ONCE, np.newaxis]
+        numerators = np.rint(wanted[left] * tried)
+        misses = np.nan_to_num(_misses(numerators, wanted[left] * tried), nan=np.inf)
+        near = misses <= within
+        reached = near.any(axis=0)
+        chosen, each = np.where(reached, near.argmax(axis=0), misses.argmin(axis=0)), np.arange(left.size)
+        better = misses[chosen, each] < best[left]
+        where, who = chosen[better], left[better]
+        found[who], best[who] = numerators[where, each[better]] / tried[where, 0], misses[where, each[better]]
+        left = left[~reached]
+    return found.reshape(np.shape(ratios))
 
 
 def _misses(numerators: Floats, wanted: Floats) -> Floats:

@@ -10,7 +10,6 @@ from typing import Any
 import onnx
 
 from onnxcalib.algorithms.constants import store
-from onnxcalib.algorithms.reconstruction.layerwise import default_workers
 from onnxcalib.algorithms.teacher import Loss, check_loss
 from onnxcalib.cache.codec import digest
 from onnxcalib.cache.run_directory import RunDirectory
@@ -33,6 +32,7 @@ from onnxcalib.progress import Listener, Progress, ignore, silent
 from onnxcalib.recipe import Recipe
 from onnxcalib.recipe.metrics import find_metric
 from onnxcalib.recipe.overrides import Override, by_layer
+from onnxcalib.runtime.threads import default_workers
 from onnxcalib.targets import Target, find_target
 
 

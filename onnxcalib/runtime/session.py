@@ -46,6 +46,10 @@ class Session:
         options.enable_cpu_mem_arena = pool
         # Threads that spin between runs would take the cores from other sessions, and from what is made of a result.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        import onnxruntime as ort
+
+        # In the order of the file: by default what measures a tensor runs last, and all of them wait for it in memory.
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         self.source, self.outputs = source, [value.name for value in model.graph.output]
         if not self.outputs:  # every tensor that is asked for is an input, and the runtime takes no such model
             return

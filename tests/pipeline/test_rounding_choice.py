@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 from jobs import correlated_data
-from onnxcalib.reports.data import stage_rows
 from said import refused
 
 from models import UNOPTIMIZED, build, conv_net, feed_for, normal, run, two_gemms
@@ -20,6 +19,7 @@ from onnxcalib.numerics.quant_params import dequantize
 from onnxcalib.pipeline import rounding
 from onnxcalib.progress import Event
 from onnxcalib.recipe import Rounding, parse_bits
+from onnxcalib.reports.data import stage_rows
 
 MODELS = Path(__file__).parents[2] / "models"
 LIGHT = Recipe(Pipeline.LIGHT, parse_bits("w4a8"), ranges=RangeMethod.MSE)

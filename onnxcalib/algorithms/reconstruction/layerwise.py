@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from onnxcalib.plan import Candidates, LayerParams, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
 from onnxcalib.recipe import Engine, LayerOptimizer, Precision
 from onnxcalib.runtime.session import Session
+from onnxcalib.runtime.threads import default_workers
 from onnxcalib.targets import Target
 
 # What lies on disk at a time, and of one sample in memory, unless a single layer takes more.
@@ -291,11 +291,6 @@ def with_layer(plan: QuantPlan, layer: Layer, params: LayerParams) -> QuantPlan:
     """The plan with other quantized values, grids and bias for one layer."""
     inputs = plan.inputs if params.input is None else {**plan.inputs, layer.input: params.input}
     return replace(plan, layers={**plan.layers, layer.name: params}, inputs=inputs)
-
-
-def default_workers() -> int:
-    """One for each core."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _made(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from said import refused
 
 from models import branches, build, conv1d, conv_net, normal, run, transformer_block, two_gemms
 from onnxcalib.algorithms.reconstruction.adaquant import LayerProblem, Optimised
-from onnxcalib.algorithms.reconstruction.layerwise import default_workers, with_layer
+from onnxcalib.algorithms.reconstruction.layerwise import with_layer
 from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.autodiff.standard.rules import RULES
 from onnxcalib.model.qdq import write_qdq
@@ -26,6 +26,7 @@ from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.plan import Candidates, LayerParams
 from onnxcalib.recipe import Engine, LayerOptimizer
+from onnxcalib.runtime.threads import default_workers
 from onnxcalib.targets import Placement
 
 LONGER = replace(QUICK, steps=40)
