@@ -16,7 +16,7 @@ DATA_SUFFIX = ".data"  # behind the name of a model whose weights lie beside it
 
 def model_outputs(name: str, path: Path) -> dict[str, Path]:
     """What writing a model may write: its file, and that of its weights where they are too many for one."""
-    return {name: path} | ({"its weights": path.with_name(path.name + DATA_SUFFIX)} if path.name else {})
+    return {name: path} | ({"the weights of it,": path.with_name(path.name + DATA_SUFFIX)} if path.name else {})
 
 
 def model_files(path: Path) -> Iterator[Path]:

@@ -44,7 +44,7 @@ def check_report(path: Path) -> tuple[dict[str, Path], dict[str, Path]]:
         check_writable(each)
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise OutputError(f"{folder} is in the way of the report's figures.", "Move it, or name another report.")
-    return {"the report": path, "its numbers": numbers}, {"its figures": folder}
+    return {"the report": path, "the report's numbers": numbers}, {"the report's figures": folder}
 
 
 def figure_folder(path: Path) -> Path:
