@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.autodiff.interface import NoGradientError, gradient_name
+from onnxcalib.autodiff.interface import gradient_name
 from onnxcalib.autodiff.standard import gradient_model as standard
 from onnxcalib.autodiff.training import gradient_model as training
 from onnxcalib.errors import ModelError, RuntimeMissingError
@@ -96,7 +96,7 @@ def _differentiated(model: onnx.ModelProto, parameters: tuple[str, ...], asked: 
     if choose_engine(asked) is Engine.TRAINING:
         try:
             return training.gradient_model(model, parameters)
-        except NoGradientError:
+        except ModelError:  # no gradient of an op, or none that the builder can build
             if asked is Engine.TRAINING:
                 raise
     return standard.gradient_model(model, parameters)
