@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.autodiff.interface import gradient_name
+from onnxcalib.autodiff.interface import NoGradientError, gradient_name
 from onnxcalib.autodiff.standard import gradient_model as standard
 from onnxcalib.autodiff.training import gradient_model as training
 from onnxcalib.errors import ModelError, RuntimeMissingError
