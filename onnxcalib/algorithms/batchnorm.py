@@ -202,7 +202,7 @@ def refold_layer(
         return replace(params, bias=tuned)
     # A scale that shrank below what the int32 bias needs is held there, and the shift follows it.
     if params.qparams.block is None:
-        least = least_scale(layer, target, tuned, activation, per_channel=True)
+        least = least_scale(target, tuned, activation, per_channel=True)
         factor = np.maximum(factor, least.astype(np.float32) / params.qparams.scale)
     tuned = (factor * bias + (wanted.mean - factor * found.mean)).astype(np.float32)
     spread = (

@@ -104,7 +104,7 @@ class Rounding:
         weight, bias = self.values[layer.weight], self.values[layer.bias] if layer.bias else None
         axis, found = self._axis(layer), self._weight(layer, bits, ranges)
         if bias is not None and activation is not None:
-            least = least_scale(layer, self.target, bias, activation, per_channel=axis is not None)
+            least = least_scale(self.target, bias, activation, per_channel=axis is not None)
             qparams = with_least_scale(found.qparams, least)
             if (qparams.scale != found.qparams.scale).any():
                 found = _Rounded(qparams, quantize(weight, qparams))
@@ -147,10 +147,10 @@ class Rounding:
 
 
 def least_scale(
-    layer: Layer, target: Target, bias: npt.NDArray[np.float32], activation: QuantParams | None, *, per_channel: bool
+    target: Target, bias: npt.NDArray[np.float32], activation: QuantParams | None, *, per_channel: bool
 ) -> npt.NDArray[np.float64]:
-    """A channel of nearly zero weights would get a step too fine for its int32 bias."""
-    if not target.integer_bias or layer.bias_node is not None or activation is None:
+    """Nearly zero weights would get a step too fine for an int32 bias, which runtimes make of an added one too."""
+    if not target.integer_bias or activation is None:
         return np.zeros(())
     least = np.abs(bias.astype(np.float64)) / (float(activation.scale) * BIAS_STEPS)
     least = least if per_channel else np.asarray(least.max())

@@ -138,7 +138,7 @@ class Rounder:
         if bias is None:
             return qparams
         activation, per_channel = plan.layer_input(layer.input), qparams.axis is not None
-        least = least_scale(layer, self.target, bias, activation, per_channel=per_channel)
+        least = least_scale(self.target, bias, activation, per_channel=per_channel)
         return qparams if (qparams.scale >= least.astype(np.float32)).all() else with_least_scale(qparams, least)
 
 

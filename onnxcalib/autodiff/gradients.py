@@ -96,7 +96,7 @@ def _differentiated(model: onnx.ModelProto, parameters: tuple[str, ...], asked: 
     if choose_engine(asked) is Engine.TRAINING:
         try:
             return training.gradient_model(model, parameters)
-        except NoGradientError:
+        except ModelError:  # no gradient of an op, or none that the builder can build
             if asked is Engine.TRAINING:
                 raise
     return standard.gradient_model(model, parameters)

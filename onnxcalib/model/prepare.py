@@ -26,7 +26,7 @@ from onnxcalib.model.opset import NEWEST_IR, within
 from onnxcalib.model.shapes import LARGE, float_tensors, infer_shapes, inferred
 from onnxcalib.model.walk import all_nodes, bodies, refill
 from onnxcalib.model.widen import widened
-from onnxcalib.model.workarounds import avoid_clipped_inputs
+from onnxcalib.model.workarounds import avoid_clipped_inputs, avoid_softmax_of_one
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ def prepare(
     _means_to_pools(model)
     fold_bias_adds(model.graph)
     avoid_clipped_inputs(model.graph)
+    avoid_softmax_of_one(model)
     return Model(model, fold_batch_norms(model.graph), source, output_types)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from onnxcalib.model.graph import GraphIndex, fresh_name
+from onnxcalib.model.graph import GraphIndex, attributes, fresh_name
+from onnxcalib.model.shapes import infer_shapes
 
 # Ops that a runtime removes where they do nothing.
 DROPPED = ("Identity", "Dropout", "Cast", "Slice", "Pad", "Expand")
@@ -30,6 +31,21 @@ def avoid_clipped_inputs(graph: onnx.GraphProto) -> None:
         graph.node.remove(node)
         for offset, each in enumerate(made):
             graph.node.insert(place + offset, each)
+
+
+def avoid_softmax_of_one(model: onnx.ModelProto) -> None:
+    """Makes a Softmax over an axis of one place an Exp of zero: onnxruntime's integer kernel would give zero."""
+    ones = [node for node in model.graph.node if node.op_type == "Softmax" and not node.domain]
+    shapes = infer_shapes(model) if ones else {}
+    for node in ones:
+        shape, axis = shapes.get(node.input[0], ()), attributes(node).get("axis", -1)
+        if not -len(shape) <= axis < len(shape) or shape[axis] != 1 or axis % len(shape) == 0:
+            continue
+        zero = f"{node.output[0]}_zero"
+        place = list(model.graph.node).index(node)
+        model.graph.node.insert(place, helper.make_node("Sub", [node.input[0]] * 2, [zero], f"{node.name}_zero"))
+        node.op_type, node.input[0] = "Exp", zero
+        del node.attribute[:]
 
 
 def _is_input(index: GraphIndex, name: str) -> bool:

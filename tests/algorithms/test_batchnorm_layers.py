@@ -83,7 +83,7 @@ def test_the_output_gets_the_wanted_statistics(
 def held(params: LayerParams, layer: Layer, target: str) -> LayerParams:
     """With steps no finer than the int32 bias allows, as rounding makes them."""
     assert params.bias is not None
-    least = least_scale(layer, find_target(target), params.bias, ACTIVATION, per_channel=True)
+    least = least_scale(find_target(target), params.bias, ACTIVATION, per_channel=True)
     return replace(params, qparams=with_least_scale(params.qparams, least))
 
 

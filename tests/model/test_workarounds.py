@@ -28,3 +28,17 @@ def test_the_clip_of_an_input_is_loaded(clip: str, first: str, tmp_path: Path) -
     assert op_types(quantized).count("QuantizeLinear") == 2
     expected, found = run(model, feed)["y"], run(tmp_path / "q.onnx", feed)["y"]
     assert abs(found - expected).max() < 0.05 * abs(expected).max()
+
+
+def test_a_softmax_over_one_place_stays_one(tmp_path: Path) -> None:
+    text = """
+    net (float[N,2,6] x) => (float[N,1,3] y) {
+        [one] a = Conv (x, w1)
+        [soft] s = Softmax <axis=1> (a)
+        [two] y = MatMul (s, w2)
+    }"""
+    model = build(text, w1=normal(1, 2, 1), w2=normal(6, 3))
+    feed = feed_for(model, 12)
+    quantize(model, feed, output=tmp_path / "q.onnx")
+    expected, found = run(model, feed)["y"], run(tmp_path / "q.onnx", feed)["y"]
+    assert abs(found - expected).max() < 0.05 * abs(expected).max()

@@ -238,7 +238,7 @@ class LayerTraining:
             own = _qparams(values[INPUT_RANGE], values.get(INPUT_LOW), problem.input_scheme, None)
             read = own = within(own, problem.bounds, problem.input_scheme)
         if bias is not None:
-            least = least_scale(problem.layer, problem.target, bias, read, per_channel=axis is not None)
+            least = least_scale(problem.target, bias, read, per_channel=axis is not None)
             qparams = with_least_scale(qparams, least)
         weight = self._rounded(parameters[ROUNDING]) if self.adaround else values[WEIGHT]
         return LayerParams(quantize(weight, qparams), qparams, bias, weight, own)

@@ -294,7 +294,7 @@ class _Training:
             qparams = params.qparams if scale is None else _moved(params.qparams, scale)
             if bias is not None:
                 qparams = with_least_scale(
-                    qparams, least_scale(layer, target, bias, read, per_channel=qparams.axis is not None)
+                    qparams, least_scale(target, bias, read, per_channel=qparams.axis is not None)
                 )
             params = replace(params, quantized=quantize(weight, qparams), qparams=qparams, weight=weight, input=None)
         if bias is not None and read is not None and target.integer_bias and layer.bias_node is None:

@@ -13,9 +13,11 @@ from onnxcalib.autodiff.training.decompose import MICROSOFT, Rewriter
 from onnxcalib.errors import ModelError, first_line
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
 from onnxcalib.model.io import copied, opset_of, serialized
+from onnxcalib.model.walk import bodies
 from onnxcalib.runtime.opening import hint_for, new_options
 
 OLDEST_OPSET, NEWEST_OPSET, NEWEST_IR = 13, 21, 10
+OTHER = "Try `engine='standard'`"
 
 # Derivatives through these are zero, or of integers.
 STOPS = {
@@ -94,12 +96,14 @@ def _check_gradients(graph: onnx.GraphProto, active: set[str]) -> None:
     """Fails where the builder would fail less clearly, or give a wrong gradient without a word."""
     index = GraphIndex(graph)
     for node in graph.node:
+        if any(True for _ in bodies(node)):  # the builder ends the process on some, wherever they stand
+            raise NoGradientError(node.op_type, node.name or node.output[0], "ONNX Runtime training has none", OTHER)
         if active.intersection(node.output):
             wanted = {position for position, name in enumerate(node.input) if name in active}
             known = wanted <= SOME_INPUTS[node.op_type] if node.op_type in SOME_INPUTS else node.op_type in EVERY_INPUT
             if not known or _has_wrong_gradient(index, node):
                 name, reason = node.name or node.output[0], "ONNX Runtime training has none"
-                raise NoGradientError(node.op_type, name, reason, "Try `engine='standard'`")
+                raise NoGradientError(node.op_type, name, reason, OTHER)
 
 
 def _has_wrong_gradient(index: GraphIndex, node: onnx.NodeProto) -> bool:
@@ -126,7 +130,7 @@ def _build(model: onnx.ModelProto, loss: str, parameters: Sequence[str], active:
         return onnx.load_from_string(builder.get_model())
     except Exception as error:  # the runtime's exceptions share no base class but this one
         message = f"ONNX Runtime training cannot differentiate the loss: {first_line(error)}."
-        raise ModelError(message, hint_for(error, "")) from error
+        raise ModelError(message, hint_for(error, f"{OTHER}.")) from error
 
 
 def _with_gradients(
