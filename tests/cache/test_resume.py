@@ -23,6 +23,7 @@ from models import change, conv_net, feed_for, normal, two_gemms
 from onnxcalib import OutputError, Pipeline, Recipe, quantize
 from onnxcalib.cache.lock import locked
 from onnxcalib.cache.store import Store
+from onnxcalib.pipeline.rounding import STRENGTHS
 from onnxcalib.progress import Event
 from onnxcalib.recipe import RangeMethod, parse_bits
 
@@ -87,7 +88,8 @@ def test_a_changed_aim_repeats_only_what_depends_on_it(tmp_path: Path) -> None:
     assert first.of("resumed") == []
     changed = dataclasses.replace(MIXED, compression=0.55)
     bytes_ = quantized(model, data, changed, run_dir=tmp_path, progress=second)
-    assert second.computed == ["allocation", "batch norm", "sequential", "end-to-end", "biases"]
+    roundings = ["batch norm", *["second-order", "batch norm"] * len(STRENGTHS)]
+    assert second.computed == ["allocation", *roundings, "sequential", "end-to-end", "biases"]
     (told,) = second.of("resumed")
     assert told["reused"] == [
         "equalization",

@@ -25,7 +25,7 @@ from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.autodiff.standard.rules import RULES
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.quant_params import dequantize
-from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Training, parse_bits, read_options
+from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Rounding, Training, parse_bits, read_options
 from onnxcalib.targets import find_target
 
 SAMPLES = 24
@@ -107,6 +107,7 @@ def test_training_pays() -> None:
     data = data_for(model, 96)
     options = {"bits": parse_bits("w3a4"), "ranges": RangeMethod.MINMAX, "target": "paper"}
     plain = quantize(model, data, Recipe(Pipeline.PLAIN, **options))
+    options["rounding"] = Rounding.NEAREST  # else there is little left to learn
     light = quantize(model, data, Recipe(Pipeline.LIGHT, **options))
     trained = quantize(model, data, advanced(**{**options, "steps": 40}))
     losses = [held_out_loss(model, result.model, data, ["y"]) for result in (plain, light, trained)]
