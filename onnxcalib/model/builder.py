@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
 Array = npt.NDArray[Any]
+LONGEST_NAME = 48  # some exporters write hundreds of letters, which every new node would repeat several times
 Tensor = TypeVar("Tensor")  # how the graph refers to a tensor: by name, or by the surgeon's object
 
 
@@ -39,7 +40,8 @@ class NodeBuilder(ABC, Generic[Tensor]):
         return self._known[key]
 
     def fresh(self, name: str) -> str:
-        """The name, or the next one like it that is not taken."""
+        """The name, the end of it where it is long, or the next one like it that is not taken."""
+        name = name[-LONGEST_NAME:]
         candidate, count = name, self._counts.get(name, 1)
         while candidate in self._taken:
             count += 1
