@@ -72,7 +72,7 @@ def opened(way: str, model: onnx.ModelProto, folder: Path) -> None:
 
 
 WAYS = pytest.mark.parametrize("way", ["session", "file", "bound"])
-NAMED = {"session": "a net", "file": "model.onnx", "bound": "a loss"}
+NAMED = {"session": "a net", "file": "model.onnx", "bound": "loss"}
 
 
 @WAYS
