@@ -35,7 +35,9 @@ def widened(model: onnx.ModelProto) -> dict[str, int]:
         taken.add(wide)
         _rename(graph, name, wide)
         graph.node.insert(0, helper.make_node("Cast", [name], [wide], wide, to=TensorProto.FLOAT))
-        next(value for value in graph.input if value.name == name).type.tensor_type.elem_type = kind
+        for value in (*graph.input, *graph.output):  # an input may be passed through
+            if value.name == name:
+                value.type.tensor_type.elem_type = kind
     _drop_casts(model)
     return {name: kind for name, kind in outputs.items() if name not in inputs}
 

@@ -84,6 +84,8 @@ def float_outputs(case: Case) -> Arrays | None:
         outputs = run_whole(case.model, case.feed)
     except Exception:  # the runtime's exceptions share no base class but this one
         return None
+    if any(value.dtype.kind not in "fiub" for value in outputs.values()):
+        return None
     fair = all(np.isfinite(value).all() and np.abs(value).max(initial=0) < LARGEST for value in outputs.values())
     return outputs if fair else None
 
