@@ -186,13 +186,23 @@ class Search:
 
     def _parts(self, path: Sequence[_Step], activations: Sequence[_Unit], weights: Sequence[_Unit]) -> list[_Step]:
         """Where the noise comes from everywhere: without a part of the tensors, or all of them and some weights."""
+        sound = self._without_a_part(path, activations, PARTS)
+        if sound or not weights:
+            return sound
+        more = self._path([weights], activations)
+        if _worst(more[-1][1]) <= _ratio(SOUND_DB):
+            return more[-1:]
+        return self._without_a_part(more, weights, PARTS[:-1])
+
+    def _without_a_part(self, path: Sequence[_Step], units: Sequence[_Unit], cuts: Sequence[int]) -> list[_Step]:
+        """The smallest part that, left beside the best of a path, makes the outputs sound; none where none does."""
         best = min(path, key=lambda step: _worst(step[1]))[0]
-        for parts in PARTS:
-            left = [list(dict.fromkeys((*best, *part))) for part in _cut(activations, parts)]
-            least = min(((units, self._without(units)) for units in left), key=lambda step: _worst(step[1]))
+        for parts in cuts:
+            left = [list(dict.fromkeys((*best, *part))) for part in _cut(units, parts)]
+            least = min(((each, self._without(each)) for each in left), key=lambda step: _worst(step[1]))
             if _worst(least[1]) <= _ratio(SOUND_DB):
                 return [least]
-        return self._path([weights], activations) if weights else []
+        return []
 
     def _fewest(self, path: Sequence[_Step]) -> list[_Unit]:
         """The shortest part of the path that is about as good as any, without what turned out not to matter."""
