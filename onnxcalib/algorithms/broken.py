@@ -34,13 +34,13 @@ SOUND_DB = 10.0
 MENDED_DB = 11.0  # what the search looks for, as other samples and final scales take their part
 SAMPLES = 32  # that tell whether an output is sound
 # Of them, in each pass of the search: few of large inputs, but enough to tell one quantizer from another.
-PROBED_SAMPLES, PROBED_VALUES = (2, 8), 2**20
+PROBED_SAMPLES, PROBED_VALUES = (1, 8), 2**20
 BATCH = 8
-PASSES = 48  # of the search
+PASSES = 32  # of the search, and again where weights are searched alone
 VAIN = 4  # quantizers that went without any gain, after which the search ends
 # Of all quantizers, or so many of a small network: beyond that it is no few layers that are broken.
 MOST_LEFT, MOST_OF_SMALL = 0.25, 4
-PARTS = (4, 2, 1)  # into which tensors and layers are cut then
+PARTS = (4, 2, 1)  # into which tensors are cut then
 TRIED_BACK = 16  # of what is left, at most, if each of it matters
 HELPS_DB = 3.0  # what leaving them must bring where the outputs do not become sound
 NEGLIGIBLE = 0.01  # of the noise that is allowed
@@ -163,13 +163,14 @@ class Search:
             weights.append(_Unit((switched.weights[layer.name],), layer=layer.name, of_no_use=tuple(more)))
         return activations, weights if len(weights) > 1 else []
 
-    def _path(self, starts: Sequence[Sequence[_Unit]]) -> list[_Step]:
+    def _path(self, starts: Sequence[Sequence[_Unit]], base: Sequence[_Unit] = ()) -> list[_Step]:
         """What is left, one more at each step, and the noise of all others."""
         allowed = _ratio(MENDED_DB)
-        path: list[_Step] = [([], self._without(()))]
+        path: list[_Step] = [(list(base), self._without(base))]
+        last = self.passes + PASSES
         groups = [self._group(units) for units in starts if units]
         most = max(int(MOST_LEFT * sum(map(len, starts))), MOST_OF_SMALL)
-        while groups and self.passes < PASSES and len(path) <= most and not _in_vain(path):
+        while groups and self.passes < last and len(path) <= most and not _in_vain(path):
             left, ratios = path[-1]
             broken = ratios > allowed
             worst = max(groups, key=lambda group: float(group.ratios[broken].max(initial=0.0)))
@@ -184,13 +185,21 @@ class Search:
         return path
 
     def _parts(self, path: Sequence[_Step], activations: Sequence[_Unit], weights: Sequence[_Unit]) -> list[_Step]:
-        """Where the noise comes from everywhere: without a part of the tensors, or all and a part of the weights."""
+        """Where the noise comes from everywhere: without a part of the tensors, or all of them and some weights."""
+        sound = self._without_a_part(path, activations, PARTS)
+        if sound or not weights:
+            return sound
+        more = self._path([weights], activations)
+        if _worst(more[-1][1]) <= _ratio(SOUND_DB):
+            return more[-1:]
+        return self._without_a_part(more, weights, PARTS[:-1])
+
+    def _without_a_part(self, path: Sequence[_Step], units: Sequence[_Unit], cuts: Sequence[int]) -> list[_Step]:
+        """The smallest part that, left beside the best of a path, makes the outputs sound; none where none does."""
         best = min(path, key=lambda step: _worst(step[1]))[0]
-        choices = [_cut(activations, parts) for parts in PARTS]
-        choices += [[[*activations, *part] for part in _cut(weights, parts)] for parts in PARTS[:-1]]
-        for choice in choices:
-            left = [list(dict.fromkeys((*best, *part))) for part in choice]
-            least = min(((units, self._without(units)) for units in left), key=lambda step: _worst(step[1]))
+        for parts in cuts:
+            left = [list(dict.fromkeys((*best, *part))) for part in _cut(units, parts)]
+            least = min(((each, self._without(each)) for each in left), key=lambda step: _worst(step[1]))
             if _worst(least[1]) <= _ratio(SOUND_DB):
                 return [least]
         return []
