@@ -41,7 +41,7 @@ from onnxcalib.runtime.session import refusal
 from onnxcalib.targets import Constants, Format
 
 DEFAULT = Recipe()
-LEAST_BYTES = 2**16  # of a float model whose file must not be larger; toys keep names that people can read
+LEAST_BYTES = 2**16  # of a float model whose file should be less than half of it; toys keep names that people can read
 
 
 def quantize(  # noqa: PLR0913
@@ -229,7 +229,7 @@ def _assemble(
         whole, constants = store_constants(whole, started.constants)
     whole = with_output_types(whole, started.model.output_types)
     whole = with_fixed_batch(whole) if target.fixed_shapes else whole
-    if whole.ByteSize() > started.model.given_bytes >= LEAST_BYTES:
+    if 2 * whole.ByteSize() > started.model.given_bytes >= LEAST_BYTES:
         whole = with_short_names(whole, started.model.proto)
     return whole if left is None else with_left_float(whole, left), constants
 
