@@ -55,7 +55,7 @@ def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
-def fold_constants(model: onnx.ModelProto, ops: Collection[str] = LAYOUT_OPS) -> None:
+def fold_constants(model: onnx.ModelProto, ops: Collection[str] = (*LAYOUT_OPS, "Shape", "Size")) -> None:
     """Computes such ops on initialisers, so that a layer reads its weight directly."""
     _fold(model, {}, lambda node, _: node.op_type in ops)
 

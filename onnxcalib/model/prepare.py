@@ -37,6 +37,7 @@ class Model:
     batch_norms: Mapping[str, BatchNorm]  # by the name of the layer that it was folded into
     source: str
     output_types: Mapping[str, int] = field(default_factory=dict)  # of outputs that are float32 here only
+    given_bytes: int = 0  # of the model as it was given
 
 
 def prepare(
@@ -46,6 +47,7 @@ def prepare(
 
     The model given is used up: read_model made a copy of it for this.
     """
+    given_bytes = model.ByteSize()
     if model.functions:
         model = inline_functions(model, source)
         check_valid(model, source)
@@ -68,7 +70,7 @@ def prepare(
     fold_bias_adds(model.graph)
     avoid_clipped_inputs(model.graph)
     avoid_softmax_of_one(model)
-    return Model(model, fold_batch_norms(model.graph), source, output_types)
+    return Model(model, fold_batch_norms(model.graph), source, output_types, given_bytes)
 
 
 def real_inputs_only(model: onnx.ModelProto) -> None:

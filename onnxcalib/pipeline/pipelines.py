@@ -20,6 +20,7 @@ from onnxcalib.model.branches import with_branch
 from onnxcalib.model.files import model_outputs
 from onnxcalib.model.left_float import with_left_float
 from onnxcalib.model.shapes import with_fixed_batch
+from onnxcalib.model.short_names import with_short_names
 from onnxcalib.model.stored import store_constants
 from onnxcalib.model.widen import with_output_types
 from onnxcalib.numerics.metric import MetricFunction
@@ -40,6 +41,7 @@ from onnxcalib.runtime.session import refusal
 from onnxcalib.targets import Constants, Format
 
 DEFAULT = Recipe()
+LEAST_BYTES = 2**16  # of a float model whose file should be less than half of it; toys keep names that people can read
 
 
 def quantize(  # noqa: PLR0913
@@ -227,6 +229,8 @@ def _assemble(
         whole, constants = store_constants(whole, started.constants)
     whole = with_output_types(whole, started.model.output_types)
     whole = with_fixed_batch(whole) if target.fixed_shapes else whole
+    if 2 * whole.ByteSize() > started.model.given_bytes >= LEAST_BYTES:
+        whole = with_short_names(whole, started.model.proto)
     return whole if left is None else with_left_float(whole, left), constants
 
 

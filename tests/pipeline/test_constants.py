@@ -16,6 +16,7 @@ from models import Arrays, build, initializer, normal, op_types, optimized_ops, 
 from onnxcalib import Pipeline, Recipe, inspect, quantize
 from onnxcalib.checks.check import check_model, matters
 from onnxcalib.model.quantized import bytes_by_kind
+from onnxcalib.model.short_names import with_short_names
 from onnxcalib.model.walk import all_nodes
 from onnxcalib.numerics.quant_params import dequantize
 from onnxcalib.targets import NAMES, Constants, find_target
@@ -215,6 +216,26 @@ def test_tuning_goes_with_stored_constants(pipeline: Pipeline) -> None:
     result = quantize(recurrent(), ids(16), Recipe(pipeline, **steps), workers=1)
     assert set(result.plan.constants) == {"table", "w", "r"}
     assert decibels(run(recurrent(), ids())["y"], run(result.model, ids())["y"]) > 25
+
+
+def test_long_names_of_what_was_added_become_short() -> None:
+    long = "a/very/long/name/that/some/exporter/made/of/all/the/scopes/around/a/node/" * 3
+    text = """net (float[N,8,8,8] x) => (float[N,8,8,8] y) {
+        [one] a = Conv <pads=[1,1,1,1]> (x, w1) [r1] b = Relu (a) [two] c = Conv <pads=[1,1,1,1]> (b, w2)
+        [r2] d = Relu (c) [three] y = Conv <pads=[1,1,1,1]> (d, w3)
+    }"""
+    model = build(text, w1=normal(8, 8, 3, 3), w2=normal(8, 8, 3, 3), w3=normal(8, 8, 3, 3))
+    for node in model.graph.node:
+        node.name = long + node.name
+        node.output[:] = [name if name == "y" else long + name for name in node.output]
+        node.input[:] = [long + name if name in ("a", "b", "c", "d") else name for name in node.input]
+    feed = {"x": normal(8, 8, 8, 8)}
+    result = quantize(model, feed, Recipe())
+    short = with_short_names(result.model, model)
+    onnx.checker.check_model(short, full_check=True)
+    assert size(short) < 0.75 * size(result.model)
+    assert {long + name for name in ("one", "two", "three")} <= {node.name for node in short.graph.node}
+    assert np.array_equal(run(short, feed)["y"], run(result.model, feed)["y"])
 
 
 def test_names_stay_apart() -> None:
