@@ -11,6 +11,7 @@
     python tools/benchmark.py ZOO step      # a training step in forward passes of the same layer
     python tools/benchmark.py ZOO parallel  # the cores that parallel AdaQuant keeps busy, if nothing else runs
     python tools/benchmark.py ZOO memory    # peak memory at 512 and at 2,048 samples, and of the advanced pipeline
+    python tools/benchmark.py ZOO floor     # plain and light in float passes and beside quantize_static; long chains
     python tools/benchmark.py ZOO sensitivity   # cost of the sensitivity table in float passes
     python tools/benchmark.py ZOO solver    # the integer program of 500 layers at 49 precisions
 
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from floor_cost import floor
 from solver_cost import solver
 from step_cost import step
 
@@ -354,7 +356,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--peak"]:
         return peak(*sys.argv[2:5])
     parts = {"plain": plain, "memory": memory, "sensitivity": sensitivity, "step": step, "parallel": parallel}
-    parts["solver"] = solver
+    parts |= {"solver": solver, "floor": floor}
     for name in ("resnet20", "resnet20_folded", "mobilenet_v2"):
         parts[f"light-{name}"] = lambda cases, folder, name=name: light(cases[name], folder)
     for name in ("resnet20", "mobilenet_v2"):

@@ -11,7 +11,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 
-from onnxcalib.model.io import copied, copy_identity
+from onnxcalib.model.io import copy_identity, without_weights
 from onnxcalib.model.walk import all_nodes, bodies, refill
 from onnxcalib.numerics.quant_params import Bounds
 
@@ -150,13 +150,14 @@ def drop_dead_nodes(graph: onnx.GraphProto) -> None:
 
 def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup: bool = True) -> onnx.ModelProto:
     """A changed copy of the model; its weights never enter the surgeon's graph, whatever their size or type."""
-    bare = copied(model)
     kept = {tensor.name: tensor for tensor in model.graph.initializer}
-    del bare.graph.initializer[:]
-    graph = gs.import_onnx(bare)
+    graph = gs.import_onnx(without_weights(model))
     change(graph)
     if cleanup:
+        # Inputs stay, read or not; the surgeon would look for each among all tensors.
+        inputs, graph.inputs = graph.inputs, []
         graph.cleanup()
+        graph.inputs = inputs
     graph.toposort()
     edited: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
     _restore(edited, model)

@@ -72,6 +72,23 @@ def copied(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy but for the initialisers of its graph, which are not copied on the way either."""
+    bare = onnx.ModelProto()
+    parts = (bare, model, "graph"), (bare.graph, model.graph, "initializer")
+    for copy, whole, left_out in parts:
+        for field, value in whole.ListFields():
+            if field.name == left_out:
+                continue
+            if hasattr(value, "extend"):
+                getattr(copy, field.name).extend(value)
+            elif hasattr(value, "CopyFrom"):
+                getattr(copy, field.name).CopyFrom(value)
+            else:
+                setattr(copy, field.name, value)
+    return bare
+
+
 def copy_identity(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
     """Gives a model what tools drop when they rebuild one: who made it, and its metadata."""
     for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):

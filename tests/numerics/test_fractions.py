@@ -31,6 +31,18 @@ def test_a_ratio_with_nothing_near_stays() -> None:
     assert found[1] != 0.2501
 
 
+@pytest.mark.parametrize("bounds", [(1e-3, 1e-2), (2.0**-11, 2.0**-8), (1e-2, 1e-2)])
+def test_the_first_fraction_near_enough_is_taken_else_the_nearest(bounds: tuple[float, float]) -> None:
+    ratios = np.exp(np.random.default_rng(5).uniform(np.log(1e-4), np.log(3), 100))
+    for ratio, found in zip(ratios, near_fractions(ratios, 3, *bounds), strict=True):
+        tried = [round(ratio * below) / below for below in range(3, MOST + 1, 6)]
+        misses = [abs(value / ratio - 1) for value in tried]
+        near = [value for value, miss in zip(tried, misses, strict=True) if miss <= bounds[0]]
+        best = near[0] if near else tried[int(np.argmin(misses))]
+        taken = bounds[0] < bounds[1] and min(misses) < bounds[1]
+        assert found == pytest.approx(best if taken else ratio, rel=1e-12)
+
+
 def test_the_smallest_common_denominator_is_odd() -> None:
     assert common_fractions([0.5, 0.25], 0.0) is None
     denominator, numerators = common_fractions([0.334, 0.8], 0.01) or (0, [])

@@ -21,6 +21,7 @@ from onnxcalib.numerics.quant_params import (
     make_qparams,
     most_scale,
     quantize,
+    rounding_errors,
     with_least_scale,
     within,
 )
@@ -109,6 +110,13 @@ def test_values_equal_dequantizelinear_bit_for_bit(data: st.DataObject) -> None:
     values = dequantize(quantized, made)
     assert values.dtype == np.float32
     np.testing.assert_array_equal(values.view(np.uint32), reference_values(quantized, made).view(np.uint32))
+
+
+@given(st.data())
+def test_rounding_errors_are_what_the_grid_adds(data: st.DataObject) -> None:
+    made = data.draw(qparams())
+    values = values_near(data.draw, made)
+    np.testing.assert_array_equal(rounding_errors(values, made), fake_quantize(values, made) - values)
 
 
 @given(qparams())
