@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from onnxcalib.cache.folder import check_run_directory
+from onnxcalib.cli.closing import lost, next_step
 from onnxcalib.cli.options import FILE, console, image_options, with_options, with_runtime
 from onnxcalib.cli.recipes import ADVANCED, FILES, MIXED, PIPELINE, QUANTIZER, settings_from
 from onnxcalib.cli.tables import file_summary, stage_summary
@@ -69,6 +70,8 @@ def quantize(model: Path, recipe: str | None, verbose: bool, as_json: bool, **op
     if settings.report is not None:
         screen.print(f"report: {settings.report}")
     screen.print(f"{output}: {file_summary(result.plan, file_bytes(model), file_bytes(output))}")
+    for line in (*lost(result), f"next: {next_step(result, model, output)}"):
+        screen.print(line)
 
 
 def _check_files(settings: Settings, model: Path, output: Path, recipe: str | None) -> Path:

@@ -144,7 +144,7 @@ def start(
         if layers and len(fed):
             own = by_layer(named.overrides, [layer.name for layer in layers])
             check_overrides(own, layers, target)
-            points = _points(graph.model, layers, target, own)
+            points = insertion_points(graph.model, layers, target, own)
             many = workers or default_workers()
             job = Job(rounded, layers, points, target, fed, named, progress, graph.branch, many, tuple(found))
             jobs.append(replace(job, overrides=own, metric=judge, proof=proof))
@@ -167,7 +167,7 @@ def _metric(recipe: Recipe, own: MetricFunction | None) -> Metric | None:
     return find_metric(own or recipe.get("metric"))
 
 
-def _points(
+def insertion_points(
     model: Model, layers: Sequence[Layer], target: Target, overrides: Mapping[str, Override]
 ) -> InsertionPoints:
     """Where quantizers go: not at what a layer reads whose weight alone is to be quantized."""

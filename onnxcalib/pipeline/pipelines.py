@@ -119,9 +119,10 @@ def _run(job: Job) -> Outcome:
         unmixed = {name: getattr(DEFAULT, name) for name in (*MIXED, "edge_bits")}
         job = replace(job, recipe=replace(job.recipe, bits=(job.recipe.base,), **unmixed))
     outcome = run(job)
+    noise = stages.noise(job, outcome.plan)
     if judged_at_the_end(job.recipe):
-        warn_of_broken(job, stages.noise(job, outcome.plan))
-    return outcome
+        warn_of_broken(job, noise)
+    return replace(outcome, noise=noise)
 
 
 def _plain(job: Job) -> Outcome:

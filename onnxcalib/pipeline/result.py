@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from onnxcalib.algorithms.batchnorm import Tuned
+from onnxcalib.algorithms.broken import OutputNoise
 from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
 from onnxcalib.algorithms.second_order import ChosenRounding
@@ -47,6 +48,7 @@ class Outcome:
     end_to_end: NetworkTuned | None = None
     biases: NetworkTuned | None = None
     budget: AccuracyBudget | None = None
+    noise: OutputNoise | None = None  # of the outputs at last, on a few calibration samples
 
 
 @dataclass(frozen=True, kw_only=True)

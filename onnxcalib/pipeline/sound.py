@@ -9,9 +9,9 @@ from typing import TypeVar
 from onnxcalib.algorithms.broken import OutputNoise
 from onnxcalib.errors import ModelError, listed
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.placement import InsertionPoints, find_insertion_points
+from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.pipeline import stages
-from onnxcalib.pipeline.job import Job
+from onnxcalib.pipeline.job import Job, insertion_points
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import Event
 from onnxcalib.recipe import MAX_BITS, OnBroken, Recipe
@@ -75,7 +75,7 @@ def leaving(job: Job, left: LeftFloat) -> Job:
 
 
 def _without(job: Job, layers: tuple[Layer, ...], floats: tuple[str, ...]) -> InsertionPoints:
-    points = find_insertion_points(job.model, layers, job.target)
+    points = insertion_points(job.model, layers, job.target, job.overrides)
     kept = {
         name: tensor
         for name, tensor in points.tensors.items()

@@ -80,7 +80,7 @@ def test_the_output_gets_the_wanted_statistics(
     np.testing.assert_array_equal(tuned.qparams.zero_point, params.qparams.zero_point)
 
 
-def held(params: LayerParams, layer: Layer, target: str) -> LayerParams:
+def held(params: LayerParams, target: str) -> LayerParams:
     """With steps no finer than the int32 bias allows, as rounding makes them."""
     assert params.bias is not None
     least = least_scale(find_target(target), params.bias, ACTIVATION, per_channel=True)
@@ -98,7 +98,7 @@ def test_equal_statistics_change_no_bit(
     weight = (size * rng.standard_normal((CHANNELS, INPUTS))).astype(np.float32)
     bias = (rng.standard_normal(CHANNELS) * 10.0 ** rng.integers(-12, 3, CHANNELS)).astype(np.float32)
     layer = gemm_layer(CHANNELS, INPUTS)
-    params, same = held(rounded(weight, bias, 4, target), layer, target), stats(mean, spread**2)
+    params, same = held(rounded(weight, bias, 4, target), target), stats(mean, spread**2)
     tuned = refold_layer(params, layer, find_target(target), ACTIVATION, same, same, scale=True)
     assert tuned.qparams.scale.dtype == np.float32
     assert tuned.qparams.scale.tobytes() == params.qparams.scale.tobytes()
@@ -134,7 +134,7 @@ def test_a_broken_channel_keeps_a_sound_grid(case: str, target: str) -> None:
 def test_a_step_does_not_shrink_below_what_the_bias_needs() -> None:
     """Channels of nearly zero weights: their mean is their bias, and a factor of a quarter would overflow it."""
     layer, bias = gemm_layer(CHANNELS, INPUTS), np.array([5, -300, 1e-3, 40], np.float32)
-    params = held(rounded(1e-13 * normal(CHANNELS, INPUTS), bias, 8, "ort"), layer, "ort")
+    params = held(rounded(1e-13 * normal(CHANNELS, INPUTS), bias, 8, "ort"), "ort")
     wanted, found = stats(1.5 * bias, np.zeros(CHANNELS)), stats(bias, np.ones(CHANNELS))
     tuned = refold_layer(params, layer, find_target("ort"), ACTIVATION, wanted, found, scale=True)
     assert tuned.bias is not None
