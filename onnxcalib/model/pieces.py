@@ -32,10 +32,12 @@ class Pieces:
         # Constants that nodes compute are computed wherever they are read.
         self._varying, self._varying_nodes = self._index.downstream(self._index.inputs)
         self._ran: set[str] = set()
+        self._wanted = set(wanted)  # and not asked for yet
         self._left = self._before(wanted)  # needed, and did not run
 
     def until(self, tensor: str) -> Piece | None:
         """What is left to run for a tensor; None if nothing is."""
+        self._wanted.discard(tensor)
         nodes = self._before([tensor])
         if nodes.isdisjoint(self._varying_nodes):
             return None
@@ -43,7 +45,7 @@ class Pieces:
         made = {name for node in listed for name in node.output}
         read = dict.fromkeys(name for node in listed for name in self._reads[node.name] if name not in made)
         reads = tuple(name for name in read if name in self._varying)
-        later = self._read_by(self._left - nodes)
+        later = self._read_by(self._left - nodes) | self._wanted
         makes = tuple(name for node in listed for name in node.output if name == tensor or name in later)
         return Piece(model_of(self._model, listed, reads, makes), nodes, reads, makes)
 
@@ -51,7 +53,7 @@ class Pieces:
         """Takes a piece as run; gives the tensors that later ones read."""
         self._ran |= piece.nodes & self._varying_nodes
         self._left -= self._ran
-        return self._read_by(self._left)
+        return self._read_by(self._left) | self._wanted
 
     def _before(self, tensors: Collection[str]) -> frozenset[str]:
         """The nodes that the tensors depend on, but for those that ran."""

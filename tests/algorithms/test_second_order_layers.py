@@ -96,6 +96,19 @@ def test_drawn_rows_are_the_same_of_both_networks() -> None:
     np.testing.assert_allclose(second[inside], (first + 1)[inside], rtol=1e-6)
 
 
+def late_reader() -> onnx.ModelProto:
+    """A tensor on the way to a layer that another layer reads, of which nothing else comes."""
+    text = """
+    net (float[N,6] x) => (float[N,3] y, float[N,3] z) {
+        [one] a = Gemm (x, w1)
+        [mid] b = Tanh (a)
+        [far] c = Sigmoid (b)
+        [two] y = Gemm (c, w2)
+        [three] z = Gemm (b, w3)
+    }"""
+    return build(text, w1=normal(6, 8), w2=normal(8, 3), w3=normal(8, 3, seed=1))
+
+
 def job_for(model: onnx.ModelProto, bits: str = "w3a8", samples: int = 24, **options: Any) -> Job:
     return job_on(model, correlated_data(model, samples), bits, **options)
 
@@ -105,9 +118,9 @@ def rounder_of(job: Job, **changes: Any) -> Rounder:
 
 
 @pytest.mark.parametrize("disk", [0, 2**30], ids=["run again", "kept"])
-@pytest.mark.parametrize("name", BUILDERS)
-def test_both_networks_give_what_they_give_when_run_whole(name: str, disk: int, tmp_path: Path) -> None:
-    job = job_for(BUILDERS[name]())
+@pytest.mark.parametrize("builder", [*BUILDERS.values(), late_reader])
+def test_both_networks_give_what_they_give_when_run_whole(builder: Any, disk: int, tmp_path: Path) -> None:
+    job = job_for(builder())
     plan, feed = plan_of(job), next(iter(job.data.batches(100)))
     networks = Lockstep(job.model, job.layers, job.target, job.data, tmp_path, disk)
     whole = write_plain(job.model, job.layers, plan, job.target)

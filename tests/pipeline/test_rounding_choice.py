@@ -133,7 +133,7 @@ def test_weights_alone_in_blocks(block: int | None) -> None:
 
 @pytest.mark.parametrize("target", ["ort", "openvino", "vitis", "qnn", "paper", "ort-compat"])
 def test_files_of_every_kind_of_target(target: str) -> None:
-    bits = "w4a8" if target in ("ort", "paper", "openvino") else "8"
+    bits = "w4a8" if target in ("ort", "paper") else "8"
     data = correlated_data(conv_net(), 24)
     result = quantize(conv_net(), data, light(bits, target=target, **SECOND))
     onnx.checker.check_model(result.model)
