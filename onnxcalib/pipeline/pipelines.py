@@ -31,12 +31,12 @@ from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.job import Job, Start, kept_float, left_float, start
 from onnxcalib.pipeline.loading import Part, parts_of, parts_to_drop, without
 from onnxcalib.pipeline.result import Outcome, Result
-from onnxcalib.pipeline.rounding import rounded_and_tuned
+from onnxcalib.pipeline.rounding import kept_over_training, rounded_and_tuned
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Event, Progress, listener_of, silent
-from onnxcalib.recipe import MIXED, Pipeline, Recipe, Training
+from onnxcalib.recipe import MIXED, Pipeline, Recipe, Rounding, Training
 from onnxcalib.runtime.session import refusal
 from onnxcalib.targets import Constants, Format
 
@@ -138,8 +138,9 @@ def _light(job: Job) -> Outcome:
 
 def _tuned(job: Job, found: Outcome) -> Outcome:
     """What the light pipeline does with assigned bits."""
-    rounding, tuned = rounded_and_tuned(job, found.plan)
-    return replace(found, plan=final_scales(job, tuned.plan), rounding=rounding, tuned=tuned)
+    rounded = rounded_and_tuned(job, found.plan)
+    plan = final_scales(job, rounded.best.plan)
+    return replace(found, plan=plan, rounding=rounded.chosen, tuned=rounded.best)
 
 
 def _quickly_tuned(job: Job, found: Outcome) -> Outcome:
@@ -156,17 +157,24 @@ def _advanced(job: Job) -> Outcome:
 
 def _trained(job: Job, found: Outcome) -> Outcome:
     """What the advanced pipeline does with assigned bits."""
-    rounding, tuned = rounded_and_tuned(job, found.plan)
-    found = replace(found, rounding=rounding)
+    rounded = rounded_and_tuned(job, found.plan)
+    # Training goes further from plain rounding, which leaves it more to do, unless the other is asked for.
+    tuned = rounded.best if job.recipe.rounding is Rounding.SECOND_ORDER else rounded.nearest
     trained = stages.sequential_training(job, tuned.plan)
     if trains_end_to_end(job.recipe):
         end_to_end = stages.end_to_end_training(job, trained)
         plan, trained, end_to_end = better_of(job, trained, end_to_end)
     else:
         plan, end_to_end = final_scales(job, trained.plan), None
+    alone = final_scales(job, rounded.best.plan)
+    rounding = rounded.chosen if rounded.best is tuned else rounded.set_aside
+    if rounded.best is not tuned and kept_over_training(job, alone, plan):
+        plan, tuned, trained, rounding = alone, rounded.best, trained.set_aside, rounded.chosen
+        end_to_end = None if end_to_end is None else replace(end_to_end, after=end_to_end.before)
     # Biases are tuned on the scales that are written.
     biases = stages.bias_tuning(job, plan)
-    return replace(found, plan=biases.plan, tuned=tuned, trained=trained, end_to_end=end_to_end, biases=biases)
+    found = replace(found, plan=biases.plan, rounding=rounding, tuned=tuned, trained=trained)
+    return replace(found, end_to_end=end_to_end, biases=biases)
 
 
 def _uniform(job: Job) -> QuantPlan:

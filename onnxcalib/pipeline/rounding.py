@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from onnxcalib.algorithms.batchnorm import Tuned
 from onnxcalib.algorithms.second_order import ChosenRounding
-from onnxcalib.data import why_not_parted
+from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.data import train_validation_split, why_not_parted
+from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.stages import batch_norm_tuning, second_order_rounding, trains_end_to_end
 from onnxcalib.plan import QuantPlan
@@ -14,11 +18,25 @@ from onnxcalib.recipe import MAX_BITS, Rounding
 STRENGTHS = (0.0, 0.5, 1.0)
 
 
-def rounded_and_tuned(job: Job, plan: QuantPlan) -> tuple[ChosenRounding | None, Tuned]:
-    """The plan with batch-norm tuning, on the rounding whose held-out loss is then the least."""
+@dataclass(frozen=True)
+class Roundings:
+    """The plan after batch-norm tuning on each rounding, and the better of them."""
+
+    nearest: Tuned
+    best: Tuned
+    chosen: ChosenRounding | None = None  # None where only one was tried
+
+    @property
+    def set_aside(self) -> ChosenRounding | None:
+        """The choice, told as not kept."""
+        return None if self.chosen is None else replace(self.chosen, strength=None, after=self.chosen.before)
+
+
+def rounded_and_tuned(job: Job, plan: QuantPlan) -> Roundings:
+    """The plan with batch-norm tuning, also on the rounding whose held-out loss is then the least."""
     nearest = batch_norm_tuning(job, plan)
     if not _tried(job, plan):
-        return None, nearest
+        return Roundings(nearest, nearest)
     found: dict[float | None, tuple[Tuned, tuple[str, ...]]] = {None: (nearest, ())}
     for strength in STRENGTHS:
         rounded = second_order_rounding(job, plan, strength)
@@ -27,7 +45,13 @@ def rounded_and_tuned(job: Job, plan: QuantPlan) -> tuple[ChosenRounding | None,
         del found[None]
     best = min(found, key=lambda strength: found[strength][0].after)
     tuned, skip_reasons = found[best]
-    return ChosenRounding(best, nearest.after, tuned.after, skip_reasons), tuned
+    return Roundings(nearest, tuned, ChosenRounding(best, nearest.after, tuned.after, skip_reasons))
+
+
+def kept_over_training(job: Job, rounded: QuantPlan, trained: QuantPlan) -> bool:
+    """Whether the rounding alone is better than what training made of another; both on the scales that are written."""
+    teacher = Teacher(job.model, train_validation_split(job.data)[1], temperature=TEMPERATURE)
+    return teacher.loss_of(job.simulate(rounded)) < teacher.loss_of(job.simulate(trained))
 
 
 def _tried(job: Job, plan: QuantPlan) -> bool:
