@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, islice
@@ -173,9 +173,10 @@ class _Cut:
     def __init__(self) -> None:
         self._kinds: set[tuple[Any, ...]] = set()
 
-    def seen(self, feed: Feed) -> Feed:
+    def seen(self, feed: Feed, *, batched: bool = True) -> Feed:
         lengths = {array.shape[:1] for array in feed.values()}
-        whole = len(lengths) > 1 or () in lengths or any(array.dtype.hasobject for array in feed.values())
+        objects = any(array.dtype.hasobject for array in feed.values())
+        whole = not batched or len(lengths) > 1 or () in lengths or objects
         shapes = ((name, array.dtype, array.shape[1:]) for name, array in sorted(feed.items()))
         self._kinds.add(() if whole else tuple(shapes))
         return feed
@@ -199,7 +200,9 @@ def _survey(
     found, labels, cut = [], [], _Cut()
     for number, item in enumerate(items):
         feed, some = check_feed(item, inputs, title(number))
-        found.append((samples_in(cut.seen(feed)), keep(number, feed)))
+        # A dict is fed as it is, for its first axis may be time; a loader's batches, and what has labels, are samples.
+        batched = not isinstance(item, Mapping) or (some is not None and len(some) > 1) or samples_in(feed) == 1
+        found.append((samples_in(cut.seen(feed, batched=batched)), keep(number, feed)))
         if some is not None:
             labels.append(some)
         if len(labels) not in (0, len(found)):

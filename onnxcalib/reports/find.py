@@ -19,7 +19,8 @@ def find_report(output: Path, report: Path | None) -> ReportData | None:
         return next((found for found in beside if found is not None and _is_about(found, output)), None)
     found = read_numbers(report)
     if not _is_about(found, output):
-        raise DataError(f"{report} tells of another file than {output}.", "Name the report of the run that wrote it.")
+        path = report.with_suffix(".json")
+        raise DataError(f"{path} tells of another file than {output}.", "Name the report of the run that wrote it.")
     return found
 
 

@@ -72,7 +72,7 @@ def at_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return model if opset == 13 else onnx.version_converter.convert_version(model, opset)
 
 
-@pytest.mark.parametrize("opset", [13, 18, 21])
+@pytest.mark.parametrize("opset", [13, 18, 20])
 @pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
 def test_statistics_are_those_of_numpy(builder: Callable[[], onnx.ModelProto], opset: int) -> None:
     ready = read_prepared(at_opset(builder(), opset), find_target("ort"))
@@ -181,9 +181,8 @@ def test_the_codes_are_those_before(bits: str, target: str) -> None:
     model = conv_net()
     data, chosen = feed_for(model, 48), parse_bits(bits)
     shared = {"bits": chosen, "target": target, "ranges": RangeMethod.MINMAX}
-    plain, tuned = (
-        quantize_model(model, data, Recipe(pipeline, **shared)) for pipeline in (Pipeline.PLAIN, Pipeline.LIGHT)
-    )
+    plain = quantize_model(model, data, Recipe(**shared))
+    tuned = quantize_model(model, data, Recipe(Pipeline.LIGHT, rounding=Rounding.NEAREST, **shared))
     assert tuned.tuned is not None
     assert tuned.tuned.rounds > 0
     assert stored_codes(tuned.model) == stored_codes(plain.model)
