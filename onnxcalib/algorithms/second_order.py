@@ -34,8 +34,8 @@ from onnxcalib.targets import Target
 
 FloatArray = npt.NDArray[np.float64]
 
-# Rows that the moments of a layer are taken of: so many, and more where its sums are wide.
-ROWS, ROWS_A_COLUMN = 8192, 8
+# Rows that the moments of a layer, or of a group, are taken of: so many, and more where its sums are wide.
+ROWS, GROUP_ROWS, ROWS_A_COLUMN = 16384, 4096, 8
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,7 @@ class Reading:
         self._grids = [grids[tensor] for grids in (plan.shared, plan.inputs) if tensor in grids]
         # Layers that read the same rows share their moments.
         self._matrices = {matrix.reads: matrix for matrix in matrices if matrix.skip_reason is None}
-        self._most = {
-            reads: -(-max(ROWS, ROWS_A_COLUMN * matrix.columns) // samples) for reads, matrix in self._matrices.items()
-        }
+        self._most = {reads: -(-_rows_of(matrix) // samples) for reads, matrix in self._matrices.items()}
         self._rng = np.random.default_rng(zlib.crc32(tensor.encode()))
         self.moments = {reads: Moments() for reads in self._matrices}
 
@@ -201,6 +199,11 @@ class Reading:
             read = fake_quantize(read, qparams)
         for reads, matrix in self._matrices.items():
             self.moments[reads].update(*matrix.rows((wanted, read), self._most[reads], self._rng))
+
+
+def _rows_of(matrix: LayerMatrix) -> int:
+    """How many rows its moments are taken of."""
+    return max(ROWS if matrix.layer.groups == 1 else GROUP_ROWS, ROWS_A_COLUMN * matrix.columns)
 
 
 def _with(plan: QuantPlan, layers: Mapping[str, LayerParams | None]) -> QuantPlan:

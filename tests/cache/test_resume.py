@@ -89,7 +89,7 @@ def test_a_changed_aim_repeats_only_what_depends_on_it(tmp_path: Path) -> None:
     changed = dataclasses.replace(MIXED, compression=0.55)
     bytes_ = quantized(model, data, changed, run_dir=tmp_path, progress=second)
     roundings = ["batch norm", *["second-order", "batch norm"] * len(STRENGTHS)]
-    assert second.computed == ["allocation", *roundings, "sequential", "end-to-end", "biases"]
+    assert second.computed == ["allocation", *roundings, "sequential", "end-to-end", "biases", "output noise"]
     (told,) = second.of("resumed")
     assert told["reused"] == [
         "equalization",
