@@ -39,7 +39,7 @@ from onnxcalib.model.read import read_prepared
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.pipeline.pipelines import quantize as quantize_model
 from onnxcalib.progress import silent
-from onnxcalib.recipe import BatchNormReference, Pipeline, RangeMethod, Recipe, parse_bits
+from onnxcalib.recipe import BatchNormReference, Pipeline, RangeMethod, Recipe, Rounding, parse_bits
 from onnxcalib.targets import find_target
 
 ALL = 1e9  # so far that no value is an outlier: then re-fusing restores the statistics exactly

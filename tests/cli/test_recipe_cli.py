@@ -121,7 +121,7 @@ def test_completion_prints_a_script_and_how_to_install_it(shell: str, capsys: Ca
     [
         ("onnxcalib quan", {"quantize"}),
         ("onnxcalib recipe i", {"init"}),
-        ("onnxcalib quantize --max", {"--max-loss"}),
+        ("onnxcalib quantize --max", {"--max-drop", "--max-loss"}),
         ("onnxcalib quantize --pipeline a", {"advanced"}),
         ("onnxcalib quantize --recipe fa", {"fast", "fa"}),
         ("onnxcalib completion ", {"bash", "zsh", "fish"}),

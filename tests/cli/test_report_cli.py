@@ -63,7 +63,7 @@ def test_explain_without_a_report_says_what_to_add(folder: Path, capsys: pytest.
     options = ("--model", folder / "model.onnx", "-d", folder / "data.npz", "--question", "accuracy")
     code, out, _ = said_by(capsys, "explain", folder / "plain.onnx", *options)
     assert code == 0
-    names(out, "w8a8", "--exclude")
+    names(out, "w8a8", "--override")
     assert "smaller" not in out
 
 
@@ -89,8 +89,8 @@ def test_compare_prints_a_table_and_writes_csv(folder: Path, capsys: pytest.Capt
     [
         ("explain none.onnx", 3, "none.onnx"),
         ("explain data.npz", 3, "data.npz ONNX"),
-        ("explain plain.onnx --model model.onnx", 2, "--model -d"),
-        ("explain plain.onnx -d data.npz", 2, "-d --model"),
+        ("explain plain.onnx --model model.onnx", 2, "--model --data"),
+        ("explain plain.onnx -d data.npz", 2, "--data --model"),
         ("explain plain.onnx --report none.json", 4, "none.json"),
         ("explain plain.onnx --report run.html", 4, "run.json plain.onnx"),
         ("explain mixed.onnx --report run.json --model model.onnx -d data.npz", 2, "--report --model"),

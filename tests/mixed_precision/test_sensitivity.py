@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import by_hand
 import numpy as np
@@ -212,8 +213,8 @@ class Counted(Session):
 
     made: list[Counted]
 
-    def __init__(self, model: onnx.ModelProto, source: str = "the model") -> None:
-        super().__init__(model, source)
+    def __init__(self, model: onnx.ModelProto, source: str = "the model", **options: Any) -> None:
+        super().__init__(model, source, **options)
         self.runs, self.nodes = 0, len(model.graph.node)
         self.made.append(self)
 
