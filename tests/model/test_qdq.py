@@ -385,20 +385,3 @@ def test_layers_that_share_a_weight_each_keep_their_own_codes() -> None:
     for name in ("one", "two"):
         np.testing.assert_array_equal(codes_in_file(result.model, name), result.plan.layers[name].quantized)
     np.testing.assert_allclose(run(result.model, feed_for(model))["y"], run(model, feed_for(model))["y"], atol=0.3)
-
-
-def test_long_names_do_not_outgrow_what_is_saved() -> None:
-    """Some exporters name a tensor after all that it was made of; two of them may end alike."""
-    model, long = conv_net(), "model/block/" * 20
-    inner = {name for node in model.graph.node for name in node.output} - {"y"}
-    for node in model.graph.node:
-        node.name = f"{long}{node.name}"
-        node.output[:] = [f"{long}{name}" if name in inner else name for name in node.output]
-        node.input[:] = [f"{long}{name}" if name in inner else name for name in node.input]
-    written = quantize(model, feed_for(model, 8)).model
-    onnx.checker.check_model(written)
-    added = {node.name for node in written.graph.node} - {node.name for node in model.graph.node}
-    assert max(map(len, added)) < 60
-    short = conv_net()
-    expected, found = (run(quantize(each, feed_for(each, 8)).model, feed_for(each, 4))["y"] for each in (short, model))
-    np.testing.assert_array_equal(found, expected)
