@@ -71,7 +71,7 @@ def quantize(model: Path, recipe: str | None, verbose: bool, as_json: bool, **op
         screen.print(f"report: {settings.report}")
     screen.print(f"{output}: {file_summary(result.plan, file_bytes(model), file_bytes(output))}")
     for line in (*lost(result), f"next: {next_step(result, model, output)}"):
-        screen.print(line)
+        screen.print(line, soft_wrap=True)
 
 
 def _check_files(settings: Settings, model: Path, output: Path, recipe: str | None) -> Path:

@@ -119,7 +119,7 @@ def _run(job: Job) -> Outcome:
         unmixed = {name: getattr(DEFAULT, name) for name in (*MIXED, "edge_bits")}
         job = replace(job, recipe=replace(job.recipe, bits=(job.recipe.base,), **unmixed))
     outcome = run(job)
-    noise = stages.noise(job, outcome.plan)
+    noise = outcome.noise or stages.noise(job, outcome.plan)
     if judged_at_the_end(job.recipe):
         warn_of_broken(job, noise)
     return replace(outcome, noise=noise)
@@ -127,8 +127,8 @@ def _run(job: Job) -> Outcome:
 
 def _plain(job: Job) -> Outcome:
     """Calibrate, round to nearest, write."""
-    job, plan, left = with_sound_outputs(job, _uniform, lambda _, plan: plan)
-    return Outcome(final_scales(job, plan), left)
+    job, plan, left, noise = with_sound_outputs(job, _uniform, lambda _, plan: plan)
+    return Outcome(final_scales(job, plan), left, noise=noise)
 
 
 def _light(job: Job) -> Outcome:
@@ -169,8 +169,9 @@ def _trained(job: Job, found: Outcome) -> Outcome:
     alone = final_scales(job, rounded.best.plan)
     rounding = rounded.chosen if rounded.best is tuned else rounded.set_aside
     if rounded.best is not tuned and kept_over_training(job, alone, plan):
-        plan, tuned, trained, rounding = alone, rounded.best, trained.set_aside, rounded.chosen
-        end_to_end = None if end_to_end is None else replace(end_to_end, after=end_to_end.before)
+        plan, tuned, rounding = alone, rounded.best, rounded.chosen
+        trained = replace(trained, before=tuned.after, after=tuned.after)
+        end_to_end = None if end_to_end is None else replace(end_to_end, before=tuned.after, after=tuned.after)
     # Biases are tuned on the scales that are written.
     biases = stages.bias_tuning(job, plan)
     found = replace(found, plan=biases.plan, rounding=rounding, tuned=tuned, trained=trained)
@@ -188,9 +189,9 @@ def _candidates(job: Job) -> Candidates:
 def _assembled(job: Job, finished: Tail) -> Outcome:
     """The plan at one precision, or at the bits that the integer program assigns, and what follows on that."""
     if len(job.recipe.bits) == 1:
-        job, plan, left = with_sound_outputs(job, _uniform, lambda _, plan: plan)
+        job, plan, left, _ = with_sound_outputs(job, _uniform, lambda _, plan: plan)
         return finished(job, Outcome(plan, left))
-    job, candidates, left = with_sound_outputs(job, _candidates, at_base)
+    job, candidates, left, _ = with_sound_outputs(job, _candidates, at_base)
     stages.check_reachable(job, candidates)
     if job.recipe.pipeline is Pipeline.ADVANCED:
         candidates = stages.parallel_training(job, candidates)

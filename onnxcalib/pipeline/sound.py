@@ -21,15 +21,18 @@ Value = TypeVar("Value")
 
 def with_sound_outputs(
     job: Job, make: Callable[[Job], Value], plan_of: Callable[[Job, Value], QuantPlan]
-) -> tuple[Job, Value, LeftFloat | None]:
-    """What is made for a job, or for one with less to quantize where that mends outputs which would be broken."""
+) -> tuple[Job, Value, LeftFloat | None, OutputNoise | None]:
+    """What is made for a job, or for one with less to quantize where that mends outputs which would be broken.
+
+    With it comes the noise that the outputs then have, where it was measured.
+    """
     value = make(job)
     if judged_at_the_end(job.recipe):
-        return job, value, None
+        return job, value, None, None
     plan = plan_of(job, value)
-    before = stages.noise(job, plan)
+    noise = before = stages.noise(job, plan)
     if not before.broken:
-        return job, value, None
+        return job, value, None, noise
     found = LeftFloat(before=before.broken, after=before.broken)
     if job.recipe.get("on_broken") is not OnBroken.KEEP and not job.recipe.weight_only:
         left = leavable(job, stages.broken_outputs(job, plan))
@@ -42,8 +45,9 @@ def with_sound_outputs(
             if after.helped(before):
                 mended = {name: after.sqnr_db[name] for name in {**before.broken, **after.broken}}
                 job, value, found = smaller, tried, replace(left, before=_of(before, mended), after=mended)
+                noise = after
     warn_of_broken(job, OutputNoise(found.after))
-    return job, value, found
+    return job, value, found, noise
 
 
 def judged_at_the_end(recipe: Recipe) -> bool:

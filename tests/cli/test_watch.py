@@ -46,9 +46,10 @@ def test_events_for_programs(folder: Path, tmp_path: Path, capsys: pytest.Captur
         "sensitivity",
         "allocation",
         "batch norm",
+        "output noise",
     ]
     assert ends[1]["found"]["samples"] == 32
-    assert {"before", "after", "rounds"} <= set(ends[-1]["found"])
+    assert {"before", "after", "rounds"} <= set(ends[-2]["found"])
     assert any(event["event"] == "progress" and event["done"] == event["total"] for event in events)
     assert events[-1]["bytes"] == output.stat().st_size
     assert events[-1]["output"] == str(output)
@@ -79,7 +80,10 @@ def test_a_log_for_bug_reports(folder: Path, tmp_path: Path, capsys: pytest.Capt
 def test_quiet_otherwise(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = said_by(capsys, *light(folder, tmp_path / "small.onnx"))
     assert (code, out) == (0, "")
-    assert len(err.splitlines()) == 3
+    lines = err.splitlines()
+    assert len(lines) == 5
+    names(lines[-2], "lost", "y", "dB")
+    names(lines[-1], "next", "onnxcalib")
     code, _out, err = said_by(capsys, *light(folder, tmp_path / "small.onnx"), "-v", "--json")
     assert code == 2
     names(err, "--verbose", "--json")
