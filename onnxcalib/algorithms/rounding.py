@@ -149,8 +149,8 @@ class Rounding:
 def least_scale(
     target: Target, bias: npt.NDArray[np.float32], activation: QuantParams | None, *, per_channel: bool
 ) -> npt.NDArray[np.float64]:
-    """Nearly zero weights would get a step too fine for an int32 bias, which runtimes make of an added one too."""
-    if not target.integer_bias or activation is None:
+    """Nearly zero weights would get a step too fine for an int32 bias, which runtimes make of a float one too."""
+    if activation is None:
         return np.zeros(())
     least = np.abs(bias.astype(np.float64)) / (float(activation.scale) * BIAS_STEPS)
     least = least if per_channel else np.asarray(least.max())

@@ -20,6 +20,8 @@ from onnxcalib.numerics.quant_params import QuantParams, transposed
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.targets import Bias, Constants, Format, Narrow, Placement, Target
 
+LEAST_SOFTMAX_SCALE = 0.95 / 255  # measured on 1.19 and 1.31: below about 0.9 / 255 results wrap around to zero
+
 
 def write_qdq(
     model: Model,
@@ -71,6 +73,17 @@ class _Writer:
             self._quantize_activation(name, readers.get(name, []))
         for layer in layers:
             self._quantize_layer(layer)
+        for node in [node for node in self.graph.nodes if node.op == "Softmax" and not node.domain]:
+            self._keep_float_softmax(node)
+
+    def _keep_float_softmax(self, node: gs.Node) -> None:
+        """Parts a Softmax from the quantizer before it: onnxruntime's integer kernel overflows on fine grids."""
+        read, made = node.inputs[0], node.outputs[0]
+        grids = [reader.inputs[1] for reader in made.outputs if reader.op == "QuantizeLinear"]
+        fine = any(isinstance(scale, gs.Constant) and scale.values.max() < LEAST_SOFTMAX_SCALE for scale in grids)
+        if fine and read.inputs and read.inputs[0].op == "DequantizeLinear":
+            lowest = self.build.constant("lowest", np.array(np.finfo(np.float32).min, np.float32))
+            node.inputs[0] = self.build.node("Max", [read, lowest], f"{made.name}_kept")
 
     def _quantize_activation(self, name: str, layers: Sequence[gs.Node]) -> None:
         source = self.tensors[name]

@@ -109,7 +109,7 @@ def check_prepared(case: Case, recipe: Recipe, source: Path, expected: Arrays) -
     """Preparation changes no output by more than rounding errors do."""
     prepared = read_prepared(source, find_target(recipe.target))
     found = run_whole(prepared.proto, case.feed)
-    least = 20 if case.noisy or case.half else 60
+    least = 20 if case.noisy or case.half else 40  # folding rounds anew, and a steep Softmax makes that heard
     for name, value in expected.items():
         if value.dtype.kind == "f" and distance_db(value, found[name]) < least:
             raise BrokenPromiseError(f"preparing the model changes its output '{name}'")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from models import build, feed_for, normal, op_types, run
-from onnxcalib.api import quantize
+from onnxcalib.api import Recipe, quantize
 
 
 @pytest.mark.parametrize("clip", ["Clip (x, low, high)", "Clip (x, low)", "Clip (x, , high)", "Clip (x)"])
@@ -42,3 +42,29 @@ def test_a_softmax_over_one_place_stays_one(tmp_path: Path) -> None:
     quantize(model, feed, output=tmp_path / "q.onnx")
     expected, found = run(model, feed)["y"], run(tmp_path / "q.onnx", feed)["y"]
     assert abs(found - expected).max() < 0.05 * abs(expected).max()
+
+
+def test_a_softmax_on_a_fine_grid_is_not_left_to_an_integer_kernel() -> None:
+    """Between layers whose results are quantized, on a grid that ends at a fraction of one, it wrapped to zero."""
+    text = """net (float[N,2,4,4] x) => (float[N,3,4,4] y) {
+        [first] c = Conv (x, w1, b1)
+        [soft] s = Softmax <axis = 3> (c)
+        [both] k = Concat <axis = 1> (s, c)
+        [second] y = Conv (k, w2)
+    }"""
+    model = build(text, w1=normal(2, 2, 1, 1, scale=0.01), b1=normal(2), w2=normal(3, 4, 1, 1))
+    feed = feed_for(model, 8)
+    found, expected = (run(each, feed)["y"] for each in (quantize(model, feed).model, model))
+    assert ((found - expected) ** 2).sum() < 1e-3 * (expected**2).sum()
+
+
+def test_a_float_bias_beside_nearly_zero_weights_is_heard() -> None:
+    """A runtime makes an integer of the bias in steps of the weight, which may be too fine to hold it."""
+    text = """net (float[N,3,5] x) => (float[N,4,9] y) {
+        [up] u = ConvTranspose <strides = [2]> (x, w1, b1)
+        [second] y = Conv (u, w2)
+    }"""
+    model = build(text, w1=normal(3, 2, 1, scale=1e-7), b1=normal(2), w2=normal(4, 2, 1))
+    feed = feed_for(model, 8)
+    found, expected = (run(each, feed)["y"] for each in (quantize(model, feed, Recipe(target="paper")).model, model))
+    assert ((found - expected) ** 2).sum() < 1e-3 * (expected**2).sum()
