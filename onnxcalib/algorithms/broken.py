@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ SAMPLES = 32  # that tell whether an output is sound
 # Of them, in each pass of the search: few of large inputs, but enough to tell one quantizer from another.
 PROBED_SAMPLES, PROBED_VALUES = (1, 8), 2**20
 BATCH = 8
+PART = 2**20  # values that are squared at a time
 PASSES = 32  # of the search, and again where weights are searched alone
 VAIN = 4  # quantizers that went without any gain, after which the search ends
 # Of all quantizers, or so many of a small network: beyond that it is no few layers that are broken.
@@ -69,7 +71,9 @@ class Reference:
         session = Session(model.proto, model.source)
         names = list(find_output_kinds(model.proto))
         self._feeds = [(feed, session.run(feed)) for feed in data.batches(BATCH)]
-        signal = sum((self._powers(outputs, names) for _, outputs in self._feeds), np.zeros(len(names)))
+        signal = np.zeros(len(names))
+        for _, outputs in self._feeds:
+            signal += [_power(outputs[name]) for name in names]
         # Beside an output that is zero throughout, nobody can say what is much noise.
         self.names = [name for name, power in zip(names, signal, strict=True) if 0 < power < math.inf]
         self._signal = signal[[name in self.names for name in names]]
@@ -80,13 +84,18 @@ class Reference:
         for feed, exact in self._feeds:
             made = run(feed)
             with np.errstate(invalid="ignore", over="ignore"):
-                off = {name: exact[name].astype(np.float64) - made[name] for name in self.names}
-                noise += self._powers(off, self.names)
+                noise += [_power(exact[name], made[name]) for name in self.names]
         return np.clip(np.nan_to_num(noise / self._signal, nan=np.inf), 1e-30, 1e30)
 
-    @staticmethod
-    def _powers(outputs: Mapping[str, npt.NDArray[np.generic]], names: Sequence[str]) -> FloatArray:
-        return np.array([float((outputs[name].astype(np.float64) ** 2).sum()) for name in names])
+
+def _power(values: npt.NDArray[Any], other: npt.NDArray[Any] | None = None) -> float:
+    """The sum of squares of values, or of their difference from others, a part at a time: doubles take memory."""
+    flat, less, total = values.reshape(-1), None if other is None else other.reshape(-1), 0.0
+    for start in range(0, flat.size, PART):
+        part = flat[start : start + PART].astype(np.float64)
+        part = part if less is None else part - less[start : start + PART]
+        total += float(part @ part)
+    return total
 
 
 def output_noise(model: Model, data: Dataset, quantized: onnx.ModelProto) -> OutputNoise:

@@ -88,14 +88,19 @@ def name_nodes(graph: onnx.GraphProto) -> None:
         used.add(node.name)
 
 
+def _is_declared(value: onnx.ValueInfoProto) -> bool:
+    return value.type.tensor_type.HasField("shape") and value.type.tensor_type.elem_type != 0
+
+
 def _declare_outputs(model: onnx.ModelProto, source: str) -> None:
     """Gives outputs the type and shape that the file leaves out, as far as these can be inferred."""
-    bare = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
+    bare = [value for value in model.graph.output if not _is_declared(value)]
     known = {value.name: value for value in inferred(model)} if bare else {}
     for value in bare:
         if value.name in known and known[value.name].type.WhichOneof("value"):
             value.CopyFrom(known[value.name])
-        if not value.type.WhichOneof("value"):
+        kind = value.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not value.type.tensor_type.elem_type):
             raise ModelError(
                 f"the output '{value.name}' of {source} has no type, and none can be inferred.",
                 "Export the model with typed outputs.",

@@ -49,7 +49,7 @@ def with_output_types(model: onnx.ModelProto, types: Mapping[str, int]) -> onnx.
     cast = copied(model)
     graph = cast.graph
     taken = {name for node in all_nodes(graph) for name in (*node.output, node.name)}
-    for value in graph.output:
+    for value in {value.name: value for value in graph.output}.values():  # one may stand there twice
         if value.name in types:
             wide = fresh_name(f"{value.name}_float", taken)
             taken.add(wide)
@@ -60,7 +60,8 @@ def with_output_types(model: onnx.ModelProto, types: Mapping[str, int]) -> onnx.
                 tensor.name = wide if tensor.name == value.name else tensor.name
             name = fresh_name(f"{value.name}_cast", taken)
             graph.node.append(helper.make_node("Cast", [wide], [value.name], name, to=types[value.name]))
-            value.type.tensor_type.elem_type = types[value.name]
+    for value in graph.output:
+        value.type.tensor_type.elem_type = types.get(value.name, value.type.tensor_type.elem_type)
     return cast
 
 

@@ -208,10 +208,12 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
     whole, constants = _assemble(started, plans, left)
     listed = started.listed if left is None else left_float(started.listed, left)
     first = started.jobs[0]
-    if first.target.format is Format.QDQ and (why := refusal(whole)) is not None:
+    if first.target.format is Format.QDQ and (why := refusal(whole, started.model.source)) is not None:
 
         def why_not(dropped: Sequence[Part]) -> str | None:
-            return refusal(_assemble(started, [without(plan, dropped) for plan in plans], left)[0])
+            return refusal(
+                _assemble(started, [without(plan, dropped) for plan in plans], left)[0], started.model.source
+            )
 
         dropped = parts_to_drop(parts_of(started.jobs, plans), why_not)
         plans = [without(plan, dropped) for plan in plans]

@@ -16,7 +16,7 @@ from onnxcalib.data import Dataset
 from onnxcalib.errors import ModelError, first_line
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.io import PROTOBUF_LIMIT, serialized, write_model
-from onnxcalib.runtime.opening import failed, new_options, open_session, safe_levels
+from onnxcalib.runtime.opening import MEMORY, UNSUPPORTED, failed, new_options, open_session, safe_levels
 from onnxcalib.runtime.trial import LEVELS, is_risky, try_levels
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -98,17 +98,29 @@ def samples_in(feed: Tensors, data: Dataset) -> int:
     return sizes.pop() if len(sizes) == 1 and all(value.ndim for value in feed.values()) and len(data) > 0 else 1
 
 
-def refusal(model: onnx.ModelProto) -> str | None:
-    """Why onnxruntime loads a model unoptimized, but not at full optimization; None if it does, or loads neither."""
+def refusal(model: onnx.ModelProto, source: str) -> str | None:
+    """Why onnxruntime loads a model unoptimized, but not at full optimization; None if it does.
+
+    Raises a ModelError where it loads neither, unless this runtime is just older than the file.
+    """
     if is_risky(model):
         level, why = try_levels(model)
+        if level is None and why:
+            _check_loadable(source, why)
         return None if level in (LEVELS[0], None) else first_line(RuntimeError(why))
     try:
         Session(model, levels=LEVELS[:1])
     except ModelError as error:
         try:
             Session(model, levels=LEVELS[-1:])
-        except ModelError:  # not for the optimizer's sake: this runtime may be older than the file
+        except ModelError as again:  # not for the optimizer's sake
+            _check_loadable(source, again.message)
             return None
         return error.message.removesuffix(".")
     return None
+
+
+def _check_loadable(source: str, why: str) -> None:
+    if not any(sign in why.lower() for sign in (*UNSUPPORTED, *MEMORY)):
+        message = f"{source} becomes a file that onnxruntime does not load: {first_line(RuntimeError(why))}."
+        raise ModelError(message, "Check that onnxruntime loads the model itself, or export it again.")

@@ -113,7 +113,7 @@ def test_where_the_optimizer_dies_parts_stay_float_and_are_named(monkeypatch: py
     model, told = build(BRANCHED, **W), list[Any]()
     with pytest.warns(OnnxcalibWarning, match="ORT_DISABLE_ALL"):
         result = quantize(model, branch_feeds(), progress=Listening(told))
-    assert refusal(result.model) is None
+    assert refusal(result.model, "it") is None
     assert ["'y'" in event.values["message"] for event in told if event.name == "warning"] == [True]
     assert len(result.plan.layers) == 3  # a shared tensor was enough
     for feed in branch_feeds()[:2]:
@@ -131,7 +131,7 @@ def test_a_refusal_at_full_optimization_is_measured_at_less() -> None:
     }"""
     codes = np.random.default_rng(0).integers(-9, 9, (4, 3, 3, 3)).astype(np.int8)
     model = build(text, 21, 10, s=np.float32(0.1), z=np.int8(0), codes=codes, to=np.array([-1, 144]))
-    why = refusal(model)
+    why = refusal(model, "it")
     feed = feed_for(model, 2)
     if why is None:  # a runtime that does it well
         assert Session(model).run(feed)["y"].shape == (2, 144)
