@@ -109,3 +109,21 @@ def test_tuning_and_evaluation_know_half_outputs(tmp_path) -> None:
     (row,) = evaluate([tmp_path / "out.onnx"], feed, reference=tmp_path / "half.onnx")
     assert row.sqnr_db is not None
     assert row.sqnr_db > 15
+
+
+def test_an_output_that_stands_twice_is_cast_once() -> None:
+    text = "net (float16[N,3] x) => (float16[N,4] y) { [only] y = MatMul (x, w) }"
+    model = build(text, w=normal(3, 4).astype(np.float16))
+    model.graph.output.append(model.graph.output[0])
+    feed = {"x": normal(8, 3).astype(np.float16)}
+    written = quantize(model, feed).model
+    assert [value.type.tensor_type.elem_type for value in written.graph.output] == [TensorProto.FLOAT16] * 2
+    assert len({node.name for node in written.graph.node}) == len(written.graph.node)
+    assert run(written, feed)["y"].dtype == np.float16
+
+
+def test_an_output_without_an_element_type_gets_its_own() -> None:
+    model = build("net (float[N,3] x) => (float[N,4] y) { [only] y = MatMul (x, w) }", w=normal(3, 4))
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.UNDEFINED
+    prepared = prepare(read_model(model), "the model").proto
+    assert prepared.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
