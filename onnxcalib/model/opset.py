@@ -51,10 +51,11 @@ def _restore_declarations(raised: onnx.GraphProto, graph: onnx.GraphProto) -> No
     """The converter declares the shapes that it inferred, and runtimes believe them even where they are wrong."""
     for new, old in zip(graphs_in(raised), graphs_in(graph), strict=True):
         refill(new.value_info, old.value_info)
-        known = {value.name: value for value in (*old.input, *old.output)}
-        for value in (*new.input, *new.output):
-            if value.name in known:
-                value.CopyFrom(known[value.name])
+        for ends, given in ((new.input, old.input), (new.output, old.output)):  # one may be both, declared otherwise
+            known = {value.name: value for value in given}
+            for value in ends:
+                if value.name in known:
+                    value.CopyFrom(known[value.name])
 
 
 def _take_weights(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:

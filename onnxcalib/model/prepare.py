@@ -26,7 +26,7 @@ from onnxcalib.model.opset import NEWEST_IR, within
 from onnxcalib.model.shapes import LARGE, float_tensors, infer_shapes, inferred
 from onnxcalib.model.walk import all_nodes, bodies, refill
 from onnxcalib.model.widen import widened
-from onnxcalib.model.workarounds import avoid_clipped_inputs, avoid_softmax_of_one
+from onnxcalib.model.workarounds import avoid_clipped_inputs, avoid_softmax_of_one, avoid_wide_pools
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ def prepare(
     fold_bias_adds(model.graph)
     avoid_clipped_inputs(model.graph)
     avoid_softmax_of_one(model)
+    avoid_wide_pools(model)
     return Model(model, fold_batch_norms(model.graph), source, output_types, given_bytes)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from onnxcalib.model.graph import GraphIndex, attributes, fresh_name
-from onnxcalib.model.shapes import infer_shapes
+from onnxcalib.model.shapes import float_tensors, infer_shapes
 
 # Ops that a runtime removes where they do nothing.
 DROPPED = ("Identity", "Dropout", "Cast", "Slice", "Pad", "Expand")
@@ -46,6 +47,34 @@ def avoid_softmax_of_one(model: onnx.ModelProto) -> None:
         model.graph.node.insert(place, helper.make_node("Sub", [node.input[0]] * 2, [zero], f"{node.name}_zero"))
         node.op_type, node.input[0] = "Exp", zero
         del node.attribute[:]
+
+
+def avoid_wide_pools(model: onnx.ModelProto) -> None:
+    """Parts a pool from the Pad before it where onnxruntime would make one of both that pads by a whole kernel."""
+    graph, index = model.graph, GraphIndex(model.graph)
+    used = {node.name for node in graph.node} | set(index.producers) | set(index.inputs) | set(index.initializers)
+    for node in list(graph.node):
+        pad = index.producers.get(node.input[0]) if node.op_type in ("MaxPool", "AveragePool") else None
+        if pad is None or pad.op_type != "Pad" or not _too_wide(index, pad, node):
+            continue
+        if pad.output[0] not in float_tensors(model):
+            continue
+        name, lowest = (fresh_name(f"{node.name}_{what}", used) for what in ("padded", "lowest"))
+        used.update((name, lowest))
+        graph.initializer.append(numpy_helper.from_array(np.array(np.finfo(np.float32).min, np.float32), lowest))
+        graph.node.insert(list(graph.node).index(node), helper.make_node("Max", [pad.output[0], lowest], [name], name))
+        node.input[0] = name
+
+
+def _too_wide(index: GraphIndex, pad: onnx.NodeProto, pool: onnx.NodeProto) -> bool:
+    """Whether the pads of both reach the size of the kernel on any side."""
+    values, given = attributes(pool), index.constant(pad.input[1]) if len(pad.input) > 1 else None
+    kernel = values.get("kernel_shape", [])
+    if given is None or given.size != 2 * (len(kernel) + 2):
+        return False
+    ends = given.reshape(2, -1)[:, 2:].reshape(-1)
+    both = ends + np.array(values.get("pads", [0] * ends.size))
+    return bool((both >= np.tile(kernel, 2)).any())
 
 
 def _is_input(index: GraphIndex, name: str) -> bool:

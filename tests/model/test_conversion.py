@@ -9,6 +9,7 @@ from prepared import prepared
 from models import build, normal, run
 from onnxcalib.model.io import read_model
 from onnxcalib.model.prepare import prepare
+from onnxcalib.model.shapes import input_specs
 
 RESIZED = """
 net (float[N,3,6,6] x) => (float[N,3,{0},{0}] y) {{
@@ -36,3 +37,12 @@ def test_bounds_and_pads_of_half_precision_keep_their_type() -> None:
     raised = prepare(read_model(model), "the model").proto
     # Float32 inside: nearer to the truth than half precision is.
     np.testing.assert_allclose(run(raised, feed)["y"], run(model, feed)["y"], atol=2e-3)
+
+
+def test_an_input_that_is_an_output_without_a_shape_keeps_its_own() -> None:
+    model = build("net (float[N,3] x) => (float[N,4] y) { [only] y = MatMul (x, w) }", 9, 4, w=normal(3, 4))
+    passed = model.graph.output.add()
+    passed.CopyFrom(model.graph.input[0])
+    passed.type.tensor_type.ClearField("shape")
+    (spec,) = input_specs(prepare(read_model(model), "the model").proto)
+    assert spec.shape == (None, 3)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from models import build, feed_for, normal, op_types, run
+from models import UNOPTIMIZED, build, feed_for, normal, op_types, run
 from onnxcalib.api import Recipe, quantize
 
 
@@ -68,3 +69,19 @@ def test_a_float_bias_beside_nearly_zero_weights_is_heard() -> None:
     feed = feed_for(model, 8)
     found, expected = (run(each, feed)["y"] for each in (quantize(model, feed, Recipe(target="paper")).model, model))
     assert ((found - expected) ** 2).sum() < 1e-3 * (expected**2).sum()
+
+
+def test_a_pool_behind_a_pad_as_wide_as_its_kernel_is_loaded() -> None:
+    """The runtime would pad the pool itself, by more than it allows."""
+    text = """net (float[N,2,8,8] x) => (float[N,3,6,8] y) {
+        [first] c = Conv (x, w1)
+        [pad] p = Pad (c, ends, value)
+        [pool] m = MaxPool <kernel_shape = [3, 1], pads = [1, 0, 1, 0], strides = [2, 1]> (p)
+        [second] y = Conv (m, w2)
+    }"""
+    ends = np.array([0, 0, 2, 0, 0, 0, 2, 0], np.int64)
+    model = build(text, ends=ends, value=np.float32(0.5), w1=normal(2, 2, 1, 1), w2=normal(3, 2, 1, 1))
+    feed = feed_for(model, 8)
+    found = run(quantize(model, feed).model, feed)["y"]
+    expected = run(model, feed, **UNOPTIMIZED)["y"]
+    assert ((found - expected) ** 2).sum() < 1e-2 * (expected**2).sum()
