@@ -18,6 +18,9 @@ _BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E
 # Types whose values share bytes, as far as this version of onnx has them.
 _PACKED = {number: _BITS[name] for name, number in TensorProto.DataType.items() if name in _BITS}
 
+# Numbers of layers and pools that can only be one or more.
+_POSITIVE = ("group", "strides", "dilations", "kernel_shape", "num_groups")
+
 
 def check_well_formed(model: onnx.ModelProto, source: str) -> None:
     """Fails on texts that are no text, unknown types and constants whose values do not fill their shape.
@@ -36,14 +39,24 @@ def check_well_formed(model: onnx.ModelProto, source: str) -> None:
                 number = value.type.tensor_type.elem_type
                 raise ModelError(f"{source} is damaged: the type {number} of '{value.name}' is unknown.", _DAMAGED)
     for node in all_nodes(model.graph):
-        for attribute in node.attribute:
-            if attribute.ref_attr_name:
-                name = node.name or next(iter(node.output), "")
-                raise ModelError(
-                    f"{source}: '{attribute.name}' of node '{name}' ({node.op_type}) refers to an attribute of a "
-                    "function, and stands in none.",
-                    "Export it again.",
-                )
+        _check_attributes(node, source)
+
+
+def _check_attributes(node: onnx.NodeProto, source: str) -> None:
+    """Fails on attributes that nobody gave, and on numbers that libraries divide or count by without a look."""
+    for attribute in node.attribute:
+        numbers = attribute.ints if attribute.type == onnx.AttributeProto.INTS else (attribute.i,)
+        why = ""
+        if attribute.ref_attr_name:
+            why = "refers to an attribute of a function, and stands in none"
+        elif attribute.name in _POSITIVE and not node.domain and any(number < 1 for number in numbers):
+            why = "is not positive"
+        elif attribute.name == "num_outputs" and node.op_type == "Split" and attribute.i != len(node.output):
+            why = f"is {attribute.i}, and the node has {len(node.output)} outputs"
+        if why:
+            name = node.name or next(iter(node.output), "")
+            message = f"{source}: '{attribute.name}' of node '{name}' ({node.op_type}) {why}."
+            raise ModelError(message, "Export it again.")
 
 
 def _messages(message: Any, source: str) -> Iterator[Any]:

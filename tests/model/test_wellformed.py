@@ -47,10 +47,22 @@ def _reference(model: onnx.ModelProto) -> None:
     attribute.ref_attr_name = "outer"
 
 
+def _no_groups(model: onnx.ModelProto) -> None:
+    depthwise = next(node for node in model.graph.node if node.name == "depth")
+    next(attribute for attribute in depthwise.attribute if attribute.name == "group").i = 0
+
+
+def _no_strides(model: onnx.ModelProto) -> None:
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("strides", [1, 0]))
+
+
 @pytest.mark.parametrize(
     "damage",
-    [_bytes_missing, _values_missing, _unknown_type, _negative_size, _unknown_input, _bare_input, _reference],
-)
+    [
+        _bytes_missing, _values_missing, _unknown_type, _negative_size, _unknown_input, _bare_input, _reference,
+        _no_groups, _no_strides,
+    ],
+)  # fmt: skip
 def test_damage_is_named(damage: Callable[[onnx.ModelProto], None], tmp_path: Path) -> None:
     model = conv_net()
     feed = feed_for(model, 4)
@@ -95,3 +107,16 @@ def test_an_input_that_is_an_output_too_keeps_its_shape() -> None:
     model.graph.output[1].type.tensor_type.ClearField("shape")
     written = quantize(model, feed_for(model, 12)).model
     assert [dim.dim_value for dim in written.graph.input[0].type.tensor_type.shape.dim] == [0, 4]
+
+
+def test_a_split_into_more_than_it_says_is_refused() -> None:
+    """onnx's shape inference would abort the process."""
+    text = """net (float[2,4] x) => (float[2,2] y) {
+        [cut] a, b = Split <axis = 1, num_outputs = 2> (x)
+        [only] y = MatMul (a, w)
+    }"""
+    model = build(text, 18, w=normal(2, 2))
+    model.graph.node[0].attribute[1].i = 1
+    with pytest.raises(ModelError) as caught:
+        quantize(model, {"x": normal(2, 4)})
+    assert "num_outputs" in str(caught.value)
