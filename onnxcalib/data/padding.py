@@ -22,7 +22,7 @@ def positions_that_count(feed: Feed) -> Counts | None:
         others = [value for other, value in inputs.items() if other != name and value.shape == mask.shape]
         if not others:
             continue
-        counts = mask != 0
+        counts: Counts = mask != 0
         if NAME in name.lower():
             return None if counts.all() or not counts.any() else counts
         if any(len(np.unique(ids[~counts])) == 1 and _varies(ids[counts]) for ids in others):
