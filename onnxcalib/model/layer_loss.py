@@ -13,7 +13,6 @@ from onnxcalib.model.layers import Layer
 from onnxcalib.model.loss_writer import LossWriter, Quantizer, scale_of
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.subgraph import layer_model
-from onnxcalib.numerics.quant_params import broadcast
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -64,7 +63,7 @@ def ranges(quantizer: Quantizer, range_name: str, low_name: str) -> dict[str, Fl
 
 def _rounding_start(loss: LayerLoss) -> FloatArray:
     """Where the stretched sigmoid gives the weights' own fractions."""
-    steps = loss.weight / broadcast(scale_of(loss.weights), loss.weights.axis, loss.weight.ndim)
+    steps = loss.weight / loss.weights.spread(scale_of(loss.weights), loss.weight.shape)
     share = (np.clip(steps - np.floor(steps), 0.01, 0.99) - STRETCH[0]) / (STRETCH[1] - STRETCH[0])
     return np.asarray(-np.log(1 / share - 1), np.float32)
 
@@ -83,7 +82,8 @@ def layer_loss(
     if loss.adaround:
         weight = _rounded(writer, loss, own[ROUNDING])
     else:
-        weight = writer.quantized(own[WEIGHT], loss.weights, own.get(WEIGHT_RANGE), own.get(WEIGHT_LOW))
+        grid = own.get(WEIGHT_RANGE), own.get(WEIGHT_LOW)
+        weight = writer.quantized(own[WEIGHT], loss.weights, *grid, loss.weight.shape)
     for node in proto.graph.node:
         copy = writer.copy(node)
         if node.name == layer.name:
@@ -103,8 +103,8 @@ def layer_loss(
 def _rounded(writer: LossWriter, loss: LayerLoss, rounding: str) -> str:
     """The weight between the grid's points below and above, as far up as the stretched sigmoid says."""
     quantizer = loss.weights
-    scale = broadcast(scale_of(quantizer), quantizer.axis, loss.weight.ndim)
-    low, high = step_bounds(quantizer, loss.weight.ndim)
+    scale = quantizer.spread(scale_of(quantizer), loss.weight.shape)
+    low, high = step_bounds(quantizer, loss.weight.shape)
     floor = writer.number("floor", np.floor(loss.weight / scale))
     quantized = writer.node("Add", [floor, _share(writer, rounding)])
     quantized = writer.node(
@@ -113,14 +113,14 @@ def _rounded(writer: LossWriter, loss: LayerLoss, rounding: str) -> str:
     return writer.node("Mul", [quantized, writer.number("scale", scale)])
 
 
-def step_bounds(quantizer: Quantizer, ndim: int) -> tuple[FloatArray, FloatArray]:
+def step_bounds(quantizer: Quantizer, shape: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
     """The lowest and the highest step from zero of a fixed grid."""
     first, last = quantizer.scheme.limits
     if quantizer.scheme.symmetric:
         zero = np.full(quantizer.range.shape, quantizer.scheme.zero, np.float32)
     else:
         zero = np.clip(np.rint(first - quantizer.low / scale_of(quantizer)), first, last)
-    zero = broadcast(np.asarray(zero, np.float32), quantizer.axis, ndim)
+    zero = quantizer.spread(np.asarray(zero, np.float32), shape)
     return np.asarray(first - zero, np.float32), np.asarray(last - zero, np.float32)
 
 

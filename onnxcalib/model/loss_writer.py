@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from onnxcalib.model.builder import ProtoBuilder
 from onnxcalib.model.graph import GraphIndex
-from onnxcalib.numerics.quant_params import TINY, QuantScheme
+from onnxcalib.numerics.quant_params import TINY, QuantScheme, spread
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -31,6 +31,20 @@ class Quantizer:
     low: FloatArray
     range: FloatArray  # high - low; for a symmetric grid the largest magnitude
     trained: bool
+    block: int | None = None  # so many values along the axis share a scale
+
+    def spread(self, values: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+        """Values of its channels or blocks in a shape that broadcasts against a tensor."""
+        return spread(values, self.axis, self.block, shape)
+
+
+@dataclass(frozen=True)
+class Along:
+    """What the scales of a grid lie along: the channels of an axis, or blocks of a matrix."""
+
+    axis: int | None
+    block: int | None = None
+    shape: tuple[int, ...] = ()  # of the matrix
 
 
 def scale_of(quantizer: Quantizer) -> FloatArray:
@@ -76,7 +90,9 @@ class LossWriter(ProtoBuilder):
             return name
         return self.node("Mul", [name, self.number(f"{name}_unit", unit)])
 
-    def quantized(self, tensor: str, quantizer: Quantizer, range_: str | None, low: str | None) -> str:
+    def quantized(
+        self, tensor: str, quantizer: Quantizer, range_: str | None, low: str | None, shape: tuple[int, ...] = ()
+    ) -> str:
         """The tensor on the quantizer's grid, with its range from parameters if they are given."""
         scheme = quantizer.scheme
         first, last = scheme.limits
@@ -90,12 +106,36 @@ class LossWriter(ProtoBuilder):
             below = self.node("Div", [low or self.number("lowest", quantizer.low), scale])
             place = self.node("Round", [self.node("Sub", [self.number("first", np.float32(first)), below])])
             zero = self.clip(place, first, last)
-        return self.fake_quantize(tensor, scale, zero, (first, last), quantizer.axis)
+        along = Along(quantizer.axis, quantizer.block, shape)
+        return self.fake_quantize(tensor, scale, zero, (first, last), along)
 
-    def fake_quantize(self, tensor: str, scale: str, zero: str, limits: tuple[int, int], axis: int | None) -> str:
+    def fake_quantize(self, tensor: str, scale: str, zero: str, limits: tuple[int, int], along: Along) -> str:
         """The tensor on a grid, differentiable straight through the rounding."""
-        extra: dict[str, Any] = {} if axis is None else {"axis": axis}
+        if along.block is not None:
+            return self._by_blocks(tensor, scale, zero, limits, along)
+        extra: dict[str, Any] = {} if along.axis is None else {"axis": along.axis}
         return self.node(FAKE_QUANTIZE, [tensor, scale, zero], domain=DOMAIN, low=limits[0], high=limits[1], **extra)
+
+    def _by_blocks(self, tensor: str, scale: str, zero: str, limits: tuple[int, int], along: Along) -> str:
+        """Every block as a row of its own: a grid of blocks is one of many channels."""
+        assert along.block is not None
+        turned, lacking = along.axis == 0, -along.shape[along.axis or 0] % along.block
+        rows, columns = along.shape[::-1] if turned else along.shape
+        if turned:
+            tensor, scale, zero = (self.node("Transpose", [name], perm=[1, 0]) for name in (tensor, scale, zero))
+        if lacking:
+            tensor = self.node("Pad", [tensor, self._integers("room", [0, 0, 0, lacking])])
+        scale, zero = (self.node("Reshape", [name, self._integers("all", [-1])]) for name in (scale, zero))
+        tensor = self.node("Reshape", [tensor, self._integers("blocks", [-1, along.block])])
+        tensor = self.fake_quantize(tensor, scale, zero, limits, Along(0))
+        tensor = self.node("Reshape", [tensor, self._integers("whole", [rows, columns + lacking])])
+        if lacking:
+            ends = (self._integers(name, [value]) for name, value in (("start", 0), ("end", columns), ("along", 1)))
+            tensor = self.node("Slice", [tensor, *ends])
+        return self.node("Transpose", [tensor], perm=[1, 0]) if turned else tensor
+
+    def _integers(self, name: str, values: Sequence[int]) -> str:
+        return self.constant(name, np.array(values, np.int64))
 
     def clip(self, tensor: str, low: float, high: float) -> str:
         """The tensor within bounds."""

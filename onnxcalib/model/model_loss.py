@@ -14,9 +14,9 @@ from onnx import numpy_helper
 
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.loss_writer import LossWriter
+from onnxcalib.model.loss_writer import Along, LossWriter
 from onnxcalib.numerics.losses import TEMPERATURE, OutputKind
-from onnxcalib.numerics.quant_params import broadcast
+from onnxcalib.numerics.quant_params import spread
 from onnxcalib.plan import QuantPlan
 
 FloatArray = npt.NDArray[np.float32]
@@ -154,8 +154,10 @@ class _FloatForm:
         return node.op_type == "Clip" and maker is not None and maker.op_type == "QuantizeLinear"
 
     def _dequantize(self, node: onnx.NodeProto) -> None:
-        scale, zero = (self.index.value(name) for name in node.input[1:3])
-        axis = attributes(node).get("axis", 1) if scale.ndim else None
+        scale = self.index.value(node.input[1])
+        zero = self.index.value(node.input[2]) if len(node.input) > 2 else np.zeros(scale.shape, np.int32)
+        values = attributes(node)
+        axis, block = values.get("axis", 1) if scale.ndim else None, values.get("block_size") or None
         quantized = self.index.constant(node.input[0])
         if quantized is None:
             self._quantize_activation(node, scale, zero, axis)
@@ -164,15 +166,16 @@ class _FloatForm:
         if layer is not None and weight_name(layer) in self.values:
             self._quantize_weight(node, layer)
             return
-        scale, zero = (broadcast(each, axis, quantized.ndim) for each in (scale, zero))
-        values = ((quantized.astype(np.int32) - zero) * scale).astype(np.float32)
-        self.writer.constants.append(numpy_helper.from_array(values, node.output[0]))
+        scale, zero = (spread(each, axis, block, quantized.shape) for each in (scale, zero))
+        real = ((quantized.astype(np.int32) - zero) * scale).astype(np.float32)
+        self.writer.constants.append(numpy_helper.from_array(real, node.output[0]))
 
     def _quantize_weight(self, node: onnx.NodeProto, layer: Layer) -> None:
         qparams, writer = self.plan.layers[layer.name].qparams, self.writer
         scale = self.values.get(weight_scale_name(layer)) or writer.number("scale", qparams.scale)
         zero = writer.number("zero", qparams.zero_point.astype(np.float32))
-        writer.fake_quantize(self.values[weight_name(layer)], scale, zero, (qparams.low, qparams.high), qparams.axis)
+        along = Along(qparams.axis, qparams.block, layer.weight_shape)
+        writer.fake_quantize(self.values[weight_name(layer)], scale, zero, (qparams.low, qparams.high), along)
         writer.nodes[-1].output[0] = node.output[0]
 
     def _quantize_activation(
@@ -185,5 +188,5 @@ class _FloatForm:
             maker = self.index.producers[maker.input[0]]
         trained = self.values.get(input_scale_name(self.inputs.get(node.output[0], "")))
         qparams = (trained or self.writer.number("scale", scale), self.writer.number("zero", zero.astype(np.float32)))
-        self.writer.fake_quantize(maker.input[0], *qparams, (low, high), axis)
+        self.writer.fake_quantize(maker.input[0], *qparams, (low, high), Along(axis))
         self.writer.nodes[-1].output[0] = node.output[0]

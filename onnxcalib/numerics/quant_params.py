@@ -206,10 +206,13 @@ def of_each(qparams: QuantParams, shape: tuple[int, ...]) -> tuple[Array, Array]
     return np.broadcast_to(scale, shape), np.broadcast_to(zero_point, shape)
 
 
+def spread(values: Array, axis: int | None, block: int | None, shape: tuple[int, ...]) -> Array:
+    """Values of channels or blocks in a shape that broadcasts against a tensor."""
+    if block is None or axis is None:
+        return broadcast(values, axis, len(shape))
+    return values.take(np.arange(shape[axis]) // block, axis)
+
+
 def _broadcast_params(qparams: QuantParams, shape: tuple[int, ...]) -> tuple[FloatArray, npt.NDArray[np.int32]]:
-    if qparams.block is None or qparams.axis is None:
-        return broadcast(qparams.scale, qparams.axis, len(shape)), broadcast(
-            qparams.zero_point, qparams.axis, len(shape)
-        )
-    whose = np.arange(shape[qparams.axis]) // qparams.block
-    return qparams.scale.take(whose, qparams.axis), qparams.zero_point.take(whose, qparams.axis)
+    axis, block = qparams.axis, qparams.block
+    return spread(qparams.scale, axis, block, shape), spread(qparams.zero_point, axis, block, shape)

@@ -179,8 +179,6 @@ class Recipe:
                 f"`block_size={self.block_size}` is not a power of two from {LEAST_BLOCK} on, which runtimes ask for.",
                 "Give 32, 64 or 128.",
             )
-        if self.pipeline is Pipeline.ADVANCED:
-            raise RecipeError("`block_size` cannot be trained by the advanced pipeline.", "Use `pipeline='light'`.")
 
     def _check_plain(self) -> None:
         if len(self.bits) > 1:

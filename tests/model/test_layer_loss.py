@@ -252,7 +252,7 @@ def test_the_regulariser_is_zero_once_all_is_decided() -> None:
 def test_code_bounds_are_those_of_the_grid(target: str) -> None:
     case = single("conv_relu")
     loss, start, _ = loss_for(case, target)
-    low, high = step_bounds(loss.weights, 4)
+    low, high = step_bounds(loss.weights, loss.weight.shape)
     np.testing.assert_array_equal(low.reshape(-1), start.qparams.low - start.qparams.zero_point)
     np.testing.assert_array_equal(high.reshape(-1), start.qparams.high - start.qparams.zero_point)
     np.testing.assert_allclose(scale_of(loss.weights), start.qparams.scale, rtol=1e-6)

@@ -40,7 +40,6 @@ from onnxcalib.numerics.quant_params import (
     Bounds,
     QuantParams,
     QuantScheme,
-    broadcast,
     make_qparams,
     quantize,
     with_least_scale,
@@ -55,6 +54,7 @@ Parameters = Mapping[str, FloatArray]
 
 HELD_OUT_SHARE = 8
 HELD_OUT_MOST = 64
+VALUES = 2**24  # of the outputs of a batch, at most: a head of many classes has more of them than it can learn from
 FEWEST = 4  # samples of a batch; the held-out samples are four times as many as a batch needs
 CHECKS = 10
 
@@ -233,6 +233,7 @@ class LayerTraining:
         qparams = problem.start.qparams
         if WEIGHT_RANGE in values:
             qparams = _qparams(values[WEIGHT_RANGE], values.get(WEIGHT_LOW), scheme, axis)
+            qparams = replace(qparams, block=loss.weights.block)
         read, own = problem.qparams, None
         if INPUT_RANGE in values and problem.input_scheme is not None:
             own = _qparams(values[INPUT_RANGE], values.get(INPUT_LOW), problem.input_scheme, None)
@@ -245,17 +246,19 @@ class LayerTraining:
 
     def _rounded(self, rounding: FloatArray) -> FloatArray:
         quantizer, weight = self.loss.weights, self.loss.weight
-        scale = broadcast(scale_of(quantizer), quantizer.axis, weight.ndim)
+        scale = quantizer.spread(scale_of(quantizer), weight.shape)
         quantized = np.floor(weight / scale) + (rounding >= 0)
-        return np.asarray(np.clip(quantized, *step_bounds(quantizer, weight.ndim)) * scale, np.float32)
+        return np.asarray(np.clip(quantized, *step_bounds(quantizer, weight.shape)) * scale, np.float32)
 
 
 def _batch(schedule: Schedule, shape: Sequence[int], layer: Layer) -> int:
     """Layers with many output positions learn as much from fewer samples."""
     if schedule.rows is None:
         return schedule.batch
-    rows = math.prod(shape) // layer.channels
-    return int(np.clip(math.ceil(schedule.rows / max(rows, 1)), FEWEST, schedule.batch))
+    values = max(math.prod(shape), 1)
+    rows = max(values // layer.channels, 1)
+    most = int(np.clip(VALUES // values, FEWEST, schedule.batch))
+    return int(np.clip(math.ceil(schedule.rows / rows), FEWEST, most))
 
 
 def _qparams(range_: FloatArray, low: FloatArray | None, scheme: QuantScheme, axis: int | None) -> QuantParams:
@@ -270,8 +273,8 @@ def _qparams(range_: FloatArray, low: FloatArray | None, scheme: QuantScheme, ax
 def _quantizer(qparams: QuantParams, scheme: QuantScheme, *, trained: bool) -> Quantizer:
     low, high = qparams.range
     if scheme.symmetric:
-        return Quantizer(scheme, qparams.axis, -high, high, trained)
-    return Quantizer(scheme, qparams.axis, low, high - low, trained)
+        return Quantizer(scheme, qparams.axis, -high, high, trained, qparams.block)
+    return Quantizer(scheme, qparams.axis, low, high - low, trained, qparams.block)
 
 
 def _loss(problem: LayerProblem, schedule: Schedule, energy: float) -> LayerLoss:
@@ -294,7 +297,7 @@ def _loss(problem: LayerProblem, schedule: Schedule, energy: float) -> LayerLoss
 def _units(loss: LayerLoss) -> dict[str, FloatArray | float]:
     """Steps for weights, ranges for ranges, the output's deviation for the bias."""
     units: dict[str, FloatArray | float] = {
-        WEIGHT: broadcast(scale_of(loss.weights), loss.weights.axis, loss.weight.ndim),
+        WEIGHT: loss.weights.spread(scale_of(loss.weights), loss.weight.shape),
         BIAS: max(float(np.sqrt(loss.energy)), 1e-12),
     }
     for quantizer, names in ((loss.weights, (WEIGHT_RANGE, WEIGHT_LOW)), (loss.inputs, (INPUT_RANGE, INPUT_LOW))):

@@ -38,9 +38,9 @@ from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.losses import TEMPERATURE, OutputKind, log_probabilities
 from onnxcalib.numerics.quant_params import (
     QuantParams,
-    broadcast,
     dequantize,
     most_scale,
+    of_each,
     quantize,
     with_least_scale,
     with_most_scale,
@@ -261,7 +261,7 @@ class _Training:
         for layer in self.tuner.layers:
             params = plan.layers[layer.name]
             if schedule.weight is not None:
-                unit = broadcast(params.qparams.scale, params.qparams.axis, params.weight.ndim)
+                unit = of_each(params.qparams, params.weight.shape)[0]
                 add(weight_name(layer), _centred(params, schedule.shrink), unit, schedule.weight)
             if schedule.scale is not None and not self.tuner.target.power_of_two:
                 add(weight_scale_name(layer), params.qparams.scale, params.qparams.scale, schedule.scale)
@@ -328,7 +328,7 @@ def _moved(qparams: QuantParams, scale: FloatArray) -> QuantParams:
 def _centred(params: LayerParams, shrink: float) -> FloatArray:
     """Weights shrunk towards the grid: where many are at the edge of two, all would jump."""
     quantized = dequantize(params.quantized, params.qparams)
-    half = broadcast(params.qparams.scale, params.qparams.axis, quantized.ndim) / 2
+    half = of_each(params.qparams, quantized.shape)[0] / 2
     return np.asarray(quantized + shrink * np.clip(params.weight - quantized, -half, half), np.float32)
 
 
