@@ -17,6 +17,7 @@ from command_line import case_in, said_by
 
 import onnxcalib
 from onnxcalib import DataError, Event, OnnxcalibError, Pipeline, Recipe, RecipeError, Settings, api, compat
+from onnxcalib.recipe import GROUPS
 
 FUNCTIONS = [getattr(api, name) for name in api.__all__ if inspect.isfunction(getattr(api, name))]
 FUNCTIONS += [getattr(compat, name) for name in compat.__all__ if inspect.isfunction(getattr(compat, name))]
@@ -52,7 +53,7 @@ def test_every_parameter_has_its_sentence(function: Any) -> None:
         assert f"\n    {name}: " in told, f"{function.__name__}: {name}"
 
 
-@pytest.mark.parametrize("kind", [Recipe, Settings, onnxcalib.Preprocess])
+@pytest.mark.parametrize("kind", [Recipe, *GROUPS.values(), Settings, onnxcalib.Preprocess])
 def test_every_field_has_its_sentence(kind: Any) -> None:
     told = (inspect.getdoc(kind) or "").partition("Attributes:")[2]
     for field in fields(kind):

@@ -43,7 +43,7 @@ from step_cost import step
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
 from onnxcalib.model.read import read_prepared
-from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Rounding, Training, parse_bits
+from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Rounding, Training, TrainingOptions, parse_bits
 from onnxcalib.targets import find_target
 
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -290,7 +290,7 @@ def advanced(case: Case, folder: Path) -> None:
         recipes["w4a4,w8a8 at 0.15"] = replace(start, bits=parse_bits("w4a4,w8a8"), compression=0.15)
     else:
         recipes["w4a4 paper target"] = replace(recipes["w4a4"], target="paper")
-        recipes["w4a4 paper's training"] = replace(recipes["w4a4"], training=Training.PAPER)
+        recipes["w4a4 paper's training"] = replace(recipes["w4a4"], training=TrainingOptions(Training.PAPER))
         recipes["w4a4 standard engine"] = replace(recipes["w4a4"], engine=Engine.STANDARD)
         for bits in ("w3a3", "w2a4"):
             recipes[bits] = replace(start, bits=parse_bits(bits), edge_bits=8)

@@ -20,12 +20,15 @@ from onnxcalib.model.io import write_model
 from onnxcalib.pipeline.result import Result
 from onnxcalib.progress import Event
 from onnxcalib.recipe import (
+    MixedPrecisionOptions,
     OnBroken,
     Pipeline,
     Precision,
     RangeMethod,
     Recipe,
     Settings,
+    TrainingOptions,
+    WeightOptions,
     read_recipe,
     read_settings,
     write_recipe,
@@ -35,10 +38,10 @@ from onnxcalib.recipe import (
 write_report = report  # the name that it had before it stood beside the others
 
 __all__ = [
-    "Allocation", "Comparison", "DataError", "Evaluation", "Event", "Finding", "LayerComparison", "ModelError",
-    "OnBroken", "OnnxcalibError", "OutputError", "Pipeline", "Point", "Precision", "Preprocess", "Question",
-    "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError", "SensitivityTable", "Settings", "allocate",
-    "check", "compare", "curve", "evaluate", "explain", "inspect", "quantize", "read_recipe", "read_settings",
-    "read_table", "report", "sensitivity", "write_model", "write_recipe", "write_report", "write_settings",
-    "write_table",
+    "Allocation", "Comparison", "DataError", "Evaluation", "Event", "Finding", "LayerComparison",
+    "MixedPrecisionOptions", "ModelError", "OnBroken", "OnnxcalibError", "OutputError", "Pipeline", "Point",
+    "Precision", "Preprocess", "Question", "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError",
+    "SensitivityTable", "Settings", "TrainingOptions", "WeightOptions", "allocate", "check", "compare", "curve",
+    "evaluate", "explain", "inspect", "quantize", "read_recipe", "read_settings", "read_table", "report",
+    "sensitivity", "write_model", "write_recipe", "write_report", "write_settings", "write_table",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from onnxcalib.mixed_precision.request import Request, add_cost_tables, naming_r
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.pipeline import sweep
 from onnxcalib.progress import Progress, silent
-from onnxcalib.recipe import MIN_BITS, Pipeline, Precision, Recipe
+from onnxcalib.recipe import MIN_BITS, MixedPrecisionOptions, Pipeline, Precision, Recipe
 
 ANY_SIZE = 2.0  # a compression that every assignment keeps, for a list of bits needs something to aim for
 
@@ -151,7 +151,7 @@ def _swept(recipe: Recipe | str) -> Recipe:
     if isinstance(recipe, str):
         if "," not in recipe:
             raise RecipeError(f"`bits={recipe!r}` leaves nothing to compare.", "Give a list such as w4a4,w8a8.")
-        return Recipe("light", recipe, compression=ANY_SIZE)  # type: ignore[arg-type]
+        return Recipe("light", recipe, mixed_precision=MixedPrecisionOptions(ANY_SIZE))
     if len(recipe.bits) < 2:
         listed = ",".join(map(str, recipe.bits))
         raise RecipeError(f"`bits={listed!r}` leaves nothing to compare.", "Give `bits` a list such as w4a4,w8a8.")

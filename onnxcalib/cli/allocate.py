@@ -40,7 +40,7 @@ def allocate(table: Path, method: str, output: Path | None, **options: Any) -> N
     loaded = load(table)
     # The table says what each layer may take; the recipe's own list of bits decides nothing here.
     recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=(Precision(MIN_BITS, MIN_BITS), loaded.base))
-    if recipe.max_drop is not None:
+    if recipe.mixed_precision.max_drop is not None:
         raise RecipeError("`max_drop` has no effect on a table: it is measured.", "Give it to onnxcalib quantize.")
     recipe = naming_rows(recipe, loaded)
     costed = add_cost_tables(loaded, recipe)

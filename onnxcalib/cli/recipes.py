@@ -12,7 +12,7 @@ from onnxcalib.api.mixing import ANY_SIZE
 from onnxcalib.cli.options import TYPES, Option, images_from
 from onnxcalib.cli.wording import flag
 from onnxcalib.errors import RecipeError
-from onnxcalib.recipe import PRESETS, RECIPE_FIELDS, Recipe, Settings, read_options, settings_of
+from onnxcalib.recipe import PRESETS, RECIPE_KEYS, Recipe, Settings, read_options, settings_of
 from onnxcalib.recipe.choices import ENUMS, Pipeline, parse_bits, parse_choice
 from onnxcalib.recipe.keys import IMAGES, KEYS, Kind
 from onnxcalib.targets import NAMES
@@ -73,7 +73,7 @@ FILES = (
 
 def recipe_from(options: Mapping[str, Any], **fixed: Any) -> Recipe:
     """The recipe of the command line's options."""
-    return Recipe(**{name: value for name, value in _given(options).items() if name in RECIPE_FIELDS} | fixed)
+    return Recipe(**{name: value for name, value in _given(options).items() if name in RECIPE_KEYS} | fixed)
 
 
 def settings_from(options: dict[str, Any], recipe: str | None) -> Settings:

@@ -32,7 +32,7 @@ class Request:
     def of(cls, table: SensitivityTable, recipe: Recipe) -> Request:
         """The recipe's request of a table that has the user's own costs."""
         overrides = _overrides([row.layer for row in table.layers], recipe)
-        return cls(tuple(_limits(table, recipe)), overrides, recipe.max_loss, recipe.get("minimise"))
+        return cls(tuple(_limits(table, recipe)), overrides, recipe.mixed_precision.max_loss, recipe.get("minimise"))
 
 
 def naming_layers(recipe: Recipe, layers: Sequence[Layer]) -> Recipe:
@@ -95,7 +95,7 @@ def candidate_precisions(layers: Sequence[Layer], recipe: Recipe) -> CandidatePr
 
 def add_cost_tables(table: SensitivityTable, recipe: Recipe) -> SensitivityTable:
     """The table with the user's own costs."""
-    for text in recipe.costs:
+    for text in recipe.mixed_precision.costs:
         name, path = parse_pair("costs", text)
         table = with_costs(table, name, Path(path))
     return table
@@ -136,11 +136,11 @@ def check_mixed(recipe: Recipe, layers: Sequence[Layer]) -> None:
 def _limits(table: SensitivityTable, recipe: Recipe) -> list[Limit]:
     """Built-in costs are asked for relative to float, a user's own as they are."""
     limits = []
-    if recipe.compression is not None:
+    if recipe.mixed_precision.compression is not None:
         if "size" not in table.float_costs:
             raise RecipeError("`compression` needs the float size, which the table lacks.", "Measure the table again.")
-        limits.append(Limit("size", recipe.compression * table.float_costs["size"]))
-    for text in recipe.limits:
+        limits.append(Limit("size", recipe.mixed_precision.compression * table.float_costs["size"]))
+    for text in recipe.mixed_precision.limits:
         name, value = parse_pair("limits", text)
         if name not in table.cost_names():
             raise RecipeError(f"`limits={text!r}` names no cost.", near(name, table.cost_names()))
@@ -170,16 +170,16 @@ def _check_weight_only(recipe: Recipe, target: Target) -> None:
             f"target {target.name} has no use for quantized weights under float activations.", "Give `bits` 8 or w4a8."
         )
     asked = {precision.weight for precision in recipe.bits} | {recipe.edge_bits}
-    if target.weight_only_blocks is Blocks.NEEDED and recipe.block_size is None and 4 in asked:
+    if target.weight_only_blocks is Blocks.NEEDED and recipe.weights.block_size is None and 4 in asked:
         raise RecipeError(
             f"target {target.name} takes four-bit weights alone in blocks only.", "Give `block_size`, such as 128."
         )
-    if recipe.block_size is not None and target.opset_limit < BLOCK_OPSET:
+    if recipe.weights.block_size is not None and target.opset_limit < BLOCK_OPSET:
         raise RecipeError(
             f"`block_size` needs opset {BLOCK_OPSET}, and target {target.name} reads {target.opset_limit} at most.",
             "Leave it out.",
         )
-    if recipe.block_size is not None and target.weight_only_blocks is Blocks.NONE:
+    if recipe.weights.block_size is not None and target.weight_only_blocks is Blocks.NONE:
         raise RecipeError(f"target {target.name} does not take `block_size`.", "Leave it out.")
 
 

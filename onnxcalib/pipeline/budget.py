@@ -32,7 +32,7 @@ def within_drop(job: Job, candidates: Candidates, table: SensitivityTable, tuned
             f"`max_drop` cannot be kept for {job.model.source}: its layers lie in branches of an If.",
             "Quantize it at one precision, and measure it with evaluate.",
         )
-    most = job.recipe.max_drop
+    most = job.recipe.mixed_precision.max_drop
     assert most is not None
     assert job.metric is not None
     search, aim, proven = _Search(job, candidates, table, tuned), most, []

@@ -31,7 +31,7 @@ def files_read(*files: Any) -> Inputs:
 
 def recipe_read(recipe: Recipe, file: str | Path | None = None) -> Inputs:
     """The file of a recipe, and those that it names: its target and its cost tables."""
-    costs = [parse_pair("cost", text)[1] for text in recipe.costs]
+    costs = [parse_pair("cost", text)[1] for text in recipe.mixed_precision.costs]
     return files_read(file, *costs, *([recipe.target] if recipe.target.endswith(".toml") else []))
 
 

@@ -112,7 +112,7 @@ def start(
     target = find_target(recipe.target)
     if recipe.weight_only:
         target = target.weight_only
-    asked, blocks = check_bits(recipe, target), recipe.block_size is not None
+    asked, blocks = check_bits(recipe, target), recipe.weights.block_size is not None
     prepared = read_prepared(model, target, {precision.weight for precision in asked}, blocks=blocks)
     graphs = graphs_of(prepared)
     listed = merged(graphs)
@@ -124,7 +124,7 @@ def start(
     data, proof = shuffled(given, recipe.seed), None
     if judge is not None:
         check_loss(judge, {}, prepared, data)
-    if recipe.max_drop is not None:
+    if recipe.mixed_precision.max_drop is not None:
         data, proof = split(data, len(data) // 2)
     jobs: list[Job] = []
     whole, constants = prepared, []
@@ -158,7 +158,7 @@ def start(
 
 def _metric(recipe: Recipe, own: MetricFunction | None) -> Metric | None:
     """What the user judges by; None where the recipe does not ask for it."""
-    if recipe.max_drop is None and recipe.loss is not LossKind.METRIC:
+    if recipe.mixed_precision.max_drop is None and recipe.loss is not LossKind.METRIC:
         if own is not None:
             raise RecipeError("a metric has no effect without `max_drop` or `loss='metric'`.", "Give one of them.")
         return None
@@ -193,7 +193,7 @@ def _chosen(listed: LayerList, recipe: Recipe, model: Model) -> tuple[set[str], 
         )
     readers = {use.node.name for constant in large_constants(model.proto.graph) for use in constant.uses}
     chosen = choose(listed, recipe.include, recipe.exclude, readers)
-    if recipe.block_size is not None and not any(layer.has_sums for layer in chosen):
+    if recipe.weights.block_size is not None and not any(layer.has_sums for layer in chosen):
         raise RecipeError(f"`block_size` has no effect: {source} has no Gemm or MatMul to quantize.", "Leave it out.")
     named = naming_layers(recipe, chosen)
     found = by_layer(named.overrides, [layer.name for layer in chosen])

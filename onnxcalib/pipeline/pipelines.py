@@ -36,7 +36,7 @@ from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken,
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Event, Progress, listener_of, silent
-from onnxcalib.recipe import MIXED, Pipeline, Recipe, Rounding, Training
+from onnxcalib.recipe import MixedPrecisionOptions, Pipeline, Recipe, Rounding, Training
 from onnxcalib.runtime.session import refusal
 from onnxcalib.targets import Constants, Format
 
@@ -107,7 +107,7 @@ def _tell_if_nothing_is_held_out(jobs: Sequence[Job]) -> None:
 
 def with_equal_channels(job: Job) -> Job:
     """The job on a model whose channels share their grids well."""
-    if job.recipe.pipeline is Pipeline.PLAIN or job.recipe.training is Training.PAPER:
+    if job.recipe.pipeline is Pipeline.PLAIN or job.recipe.training.schedule is Training.PAPER:
         return job
     return equalize(job, stages.equalization(job))
 
@@ -116,8 +116,8 @@ def _run(job: Job) -> Outcome:
     run = {Pipeline.PLAIN: _plain, Pipeline.LIGHT: _light, Pipeline.ADVANCED: _advanced}[job.recipe.pipeline]
     if job.branch is not None and len(job.recipe.bits) > 1:
         # Bits are assigned within one graph; branches of an If get the highest on offer.
-        unmixed = {name: getattr(DEFAULT, name) for name in (*MIXED, "edge_bits")}
-        job = replace(job, recipe=replace(job.recipe, bits=(job.recipe.base,), **unmixed))
+        one, unmixed = (job.recipe.base,), MixedPrecisionOptions()
+        job = replace(job, recipe=replace(job.recipe, bits=one, edge_bits=None, mixed_precision=unmixed))
     outcome = run(job)
     noise = outcome.noise or stages.noise(job, outcome.plan)
     if judged_at_the_end(job.recipe):
@@ -159,7 +159,7 @@ def _trained(job: Job, found: Outcome) -> Outcome:
     """What the advanced pipeline does with assigned bits."""
     rounded = rounded_and_tuned(job, found.plan)
     # Training goes further from plain rounding, which leaves it more to do, unless the other is asked for.
-    tuned = rounded.best if job.recipe.rounding is Rounding.SECOND_ORDER else rounded.nearest
+    tuned = rounded.best if job.recipe.weights.rounding is Rounding.SECOND_ORDER else rounded.nearest
     trained = stages.sequential_training(job, tuned.plan)
     if trains_end_to_end(job.recipe):
         end_to_end = stages.end_to_end_training(job, trained)
@@ -196,7 +196,7 @@ def _assembled(job: Job, finished: Tail) -> Outcome:
     if job.recipe.pipeline is Pipeline.ADVANCED:
         candidates = stages.parallel_training(job, candidates)
     table = add_cost_tables(stages.sensitivities(job, candidates).table, job.recipe)
-    if job.recipe.max_drop is not None:
+    if job.recipe.mixed_precision.max_drop is not None:
         return replace(within_drop(job, candidates, table, _quickly_tuned, finished), left=left)
     assigned = stages.allocation(job, candidates, table)
     return finished(job, Outcome(candidates.stitch(assigned.allocation.choices), left, table, assigned))

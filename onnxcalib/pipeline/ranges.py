@@ -30,7 +30,7 @@ def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -
     rounding = Rounding(job.model, job.layers, job.points, statistics, job.target, job.overrides)
 
     def at(estimators: Estimators) -> Candidates:
-        ranges = Ranges(dict.fromkeys(widths, estimators[0]), estimators[1], job.recipe.block_size)
+        ranges = Ranges(dict.fromkeys(widths, estimators[0]), estimators[1], job.recipe.weights.block_size)
         return rounding.to_nearest(precisions, ranges)
 
     widths = {MAX_BITS} | {choice.activation for choices in precisions.values() for choice in choices}

@@ -41,7 +41,7 @@ def rounded_and_tuned(job: Job, plan: QuantPlan) -> Roundings:
     for strength in STRENGTHS:
         rounded = second_order_rounding(job, plan, strength)
         found[strength] = batch_norm_tuning(job, rounded.plan), rounded.skip_reasons
-    if job.recipe.rounding is Rounding.SECOND_ORDER:
+    if job.recipe.weights.rounding is Rounding.SECOND_ORDER:
         del found[None]
     best = min(found, key=lambda strength: found[strength][0].after)
     tuned, skip_reasons = found[best]

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 
 from onnxcalib.cache.codec import classes_in, digest, figures
 from onnxcalib.cache.run_directory import RunDirectory, StageCheckpoint
 from onnxcalib.pipeline.job import Job
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Event
-from onnxcalib.recipe import RECIPE_FIELDS, Recipe
+from onnxcalib.recipe import GROUPS, RECIPE_FIELDS, Recipe
 
 Inputs = ParamSpec("Inputs")
 Value = TypeVar("Value")
@@ -96,17 +96,29 @@ def value_classes(stages: Iterable[Stage[Any, Any]]) -> dict[str, type]:
     return classes_in(*hints)
 
 
-class _Declared(Recipe):
-    """A recipe of which some fields can be read."""
+def _declared(kind: type) -> type:
+    """The same dataclass, of which some fields can be read."""
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in RECIPE_FIELDS and name not in object.__getattribute__(self, "__dict__")["readable"]:
-            raise AssertionError(f"a stage reads the recipe's '{name}' without declaring it")
-        return super().__getattribute__(name)
+    class Declared(kind):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            if name in RECIPE_FIELDS and name not in object.__getattribute__(self, "__dict__")["readable"]:
+                raise AssertionError(f"a stage reads the recipe's '{name}' without declaring it")
+            return super().__getattribute__(name)
+
+    return Declared
+
+
+_DECLARED: Mapping[type, type] = {kind: _declared(kind) for kind in (Recipe, *GROUPS.values())}
 
 
 def only(recipe: Recipe, readable: frozenset[str]) -> Recipe:
-    """The recipe without what is not declared to be read."""
-    view = object.__new__(_Declared)
-    view.__dict__.update({field.name: getattr(recipe, field.name) for field in fields(recipe)}, readable=readable)
+    """The recipe without what is not declared to be read, in its groups too."""
+    groups = {name: _only(getattr(recipe, name), vars(getattr(recipe, name)), readable) for name in GROUPS}
+    view: Recipe = _only(recipe, vars(recipe) | groups, readable)
+    return view
+
+
+def _only(record: Any, values: Mapping[str, Any], readable: frozenset[str]) -> Any:
+    view: Any = object.__new__(_DECLARED[type(record)])
+    view.__dict__.update(values, readable=readable)
     return view

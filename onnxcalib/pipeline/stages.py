@@ -45,7 +45,7 @@ from onnxcalib.runtime.session import Session, samples_in
 
 PRECISIONS = ("bits", "edge_bits", "overrides")
 LIMITS = ("compression", "max_loss", "limits", "costs", "minimise")
-TRAINING = ("engine", "layer_optimizer", "training", "steps", "seed", "strict")
+TRAINING = ("engine", "layer_optimizer", "schedule", "steps", "seed", "strict")
 
 
 @stage("equalization")
@@ -186,7 +186,7 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
     Ensures final scales, unless something has no gradient: the last quarter of the steps trains on its scales. It may
     be worse than the start.
     """
-    early, late = schedules_for(job.recipe.steps, generalizes=trained.generalizes)
+    early, late = schedules_for(job.recipe.training.steps, generalizes=trained.generalizes)
     found = _through_network(job, trained.further, early, checkpoint)
     if found.skip_reason is not None:
         return found
@@ -197,7 +197,7 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
 @stage("biases", ("engine", "steps", "seed", "strict"), title="bias tuning")
 def bias_tuning(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
     """Bias tuning on most of the samples, judged on the others."""
-    return _through_network(job, plan, bias_schedule(job.recipe.steps), checkpoint)
+    return _through_network(job, plan, bias_schedule(job.recipe.training.steps), checkpoint)
 
 
 STAGES: tuple[Stage[Any, Any], ...] = (
@@ -221,7 +221,8 @@ STAGES: tuple[Stage[Any, Any], ...] = (
 
 def trains_end_to_end(recipe: Recipe) -> bool:
     """Whether all layers train together at last: neither the paper nor AdaRound does that."""
-    return recipe.training is not Training.PAPER and recipe.layer_optimizer is not LayerOptimizer.ADAROUND
+    asked = recipe.training
+    return asked.schedule is not Training.PAPER and asked.layer_optimizer is not LayerOptimizer.ADAROUND
 
 
 def better_of(job: Job, trained: Trained, end_to_end: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:
@@ -251,7 +252,7 @@ def layerwise(job: Job, checkpoint: Checkpoint = NO_CHECKPOINT) -> Layerwise:
         job.points,
         job.target,
         train_validation_split(job.data)[0],
-        replace(SCHEDULES[recipe.get("training")], steps=recipe.get("steps")),
+        replace(SCHEDULES[recipe.get("schedule")], steps=recipe.get("steps")),
         recipe.get("engine"),
         recipe.get("layer_optimizer"),
         recipe.seed,

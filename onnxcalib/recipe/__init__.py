@@ -20,19 +20,19 @@ from onnxcalib.recipe.choices import (
     parse_choice,
     parse_pair,
 )
+from onnxcalib.recipe.groups import GROUPS, MixedPrecisionOptions, TrainingOptions, WeightOptions
 from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, KEYS
 from onnxcalib.recipe.presets import PRESETS
-from onnxcalib.recipe.recipe import ADVANCED, DEFAULTS, MIXED, RECIPE_FIELDS, Recipe
+from onnxcalib.recipe.recipe import DEFAULTS, RECIPE_FIELDS, RECIPE_KEYS, Recipe
 from onnxcalib.recipe.settings import Settings, preprocess_of, settings_of
 from onnxcalib.recipe.template import template
 from onnxcalib.recipe.toml import read_options, read_recipe, read_settings, write_recipe, write_settings
 
 __all__ = [
-    "ADVANCED",
-    "DEFAULTS", "ENUMS", "FLOAT_BITS", "IMAGES", "IMAGE_KEYS", "KEYS", "MAX_BITS", "MIN_BITS", "MIXED", "PRESETS",
-    "RECIPE_FIELDS",
-    "BatchNormReference", "Engine", "LayerOptimizer", "OnBroken", "Pipeline", "Precision", "RangeMethod", "Recipe",
-    "Rounding",
-    "Settings", "Training", "parse_bits", "parse_choice", "parse_pair", "preprocess_of", "read_options", "read_recipe",
-    "read_settings", "settings_of", "template", "write_recipe", "write_settings",
+    "DEFAULTS", "ENUMS", "FLOAT_BITS", "GROUPS", "IMAGES", "IMAGE_KEYS", "KEYS", "MAX_BITS", "MIN_BITS", "PRESETS",
+    "RECIPE_FIELDS", "RECIPE_KEYS", "BatchNormReference", "Engine", "LayerOptimizer",
+    "MixedPrecisionOptions", "OnBroken", "Pipeline", "Precision", "RangeMethod", "Recipe", "Rounding",
+    "Settings", "Training", "TrainingOptions", "WeightOptions", "parse_bits", "parse_choice", "parse_pair",
+    "preprocess_of", "read_options", "read_recipe", "read_settings", "settings_of", "template", "write_recipe",
+    "write_settings",
 ]  # fmt: skip

@@ -128,7 +128,8 @@ ENUMS: Mapping[str, type[enum.StrEnum]] = {
     "bn_reference": BatchNormReference,
     "engine": Engine,
     "layer_optimizer": LayerOptimizer,
-    "training": Training,
+    "training": Training,  # as a word for the whole group
+    "schedule": Training,
     "on_broken": OnBroken,
 }
 

@@ -19,6 +19,7 @@ from onnxcalib.recipe.choices import (
     Rounding,
     Training,
 )
+from onnxcalib.recipe.groups import GROUPS, MAIN
 from onnxcalib.recipe.recipe import Recipe
 from onnxcalib.targets import TARGETS
 
@@ -40,7 +41,10 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Key:
-    """A key, and the value that stands for it: its default, or an example where it has none."""
+    """A key, and the value that stands for it: its default, or an example where it has none.
+
+    It stands in a table if its section is one; there the main key of a group has the name of the group's field.
+    """
 
     name: str
     kind: Kind
@@ -59,7 +63,7 @@ class Key:
 
 def _default(name: str, kind: Kind, says: str) -> Key:
     """A key with the recipe's own default."""
-    return Key(name, kind, says, Recipe().get(name))
+    return Key(name, kind, says, Recipe().get(MAIN.get(name, name)))
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -75,13 +79,32 @@ OVERRIDES = (
     "symmetric, asymmetric, per-tensor, per-channel, joined by +"
 )
 
-# By title: the sections of a file, in their order.
-SECTIONS: dict[str, tuple[Key, ...]] = {
-    "What runs, and how fine": (
+
+@dataclass(frozen=True)
+class Section:
+    """Keys that belong together; those of a table may stand in it or, as single options, above all tables."""
+
+    title: str
+    keys: tuple[Key, ...]
+    table: str | None = None
+
+    def named(self, key: Key) -> str:
+        """What the key is called in the section's table."""
+        return MAIN.get(key.name, key.name) if self.table == key.name else key.name
+
+    @property
+    def by_name(self) -> dict[str, Key]:
+        """The keys by what they are called there."""
+        return {self.named(key): key for key in self.keys}
+
+
+IMAGES = "images"
+# In the order of a file: a table ends where the next begins.
+SECTIONS = (
+    Section("What runs, and how fine", (
         _default("pipeline", Kind.WORD, f"Which stages run: {_listed(Pipeline)}"),
         Key("bits", Kind.BITS, "Bits: 8, w4a8, w4 for weights alone, or a list to mix: w4a4,w8a8", "8"),
         _example("edge_bits", Kind.INTEGER, "Bits of the first and the last layer", 8),
-        _example("block_size", Kind.INTEGER, "Weights alone: so many share a scale in Gemm and MatMul", 32),
         _default("target", Kind.WORD, f"What the file is for: {_listed(TARGETS)}, or a TOML file"),
         _default("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}"),
         _default("include", Kind.WORDS, "Quantize only layers with such names (globs)"),
@@ -89,45 +112,49 @@ SECTIONS: dict[str, tuple[Key, ...]] = {
         _example("overrides", Kind.TABLE, OVERRIDES, {"*classifier*": "w8a8", "op:ConvTranspose": "float"}),
         _default("on_broken", Kind.WORD, f"What to do with layers that break an output: {_listed(OnBroken)}"),
         _default("seed", Kind.INTEGER, "For the order of the samples, and for training"),
-    ),
-    "The light and the advanced pipeline": (
+    )),
+    Section("The light and the advanced pipeline", (
         _default("loss", Kind.WORD, f"What tells a good model: {_listed(LossKind)}"),
         _default("metric", Kind.WORD, f"What labels are for: {_listed(METRICS)}, or MODULE:FUNCTION"),
-        _default("rounding", Kind.WORD, f"How weights are rounded: {_listed(Rounding)}"),
         _default("bn_reference", Kind.WORD, f"Whose channel statistics count: {_listed(BatchNormReference)}"),
-    ),
-    "Mixed precision: needs a list of bits, and at least one of max_drop, compression, max_loss and limits": (
+    )),
+    Section("Files, seen from the folder in which the command runs", (
+        _example("calibration", Kind.PATH, "npz, folder of arrays, images or .pb test sets", "calibration.npz"),
+        _example("output", Kind.PATH, "The file to write", "small.onnx"),
+        _example("run_dir", Kind.PATH, "Keeps what is finished, so that a run can go on (else OUTPUT.run)", "run"),
+        _example("report", Kind.PATH, "Write a report: FILE.html, FILE.json and FILE_figures/", "small.html"),
+        _example("test_data", Kind.PATH, "What the report measures on (else the calibration data)", "test.npz"),
+    )),
+    Section("Weights", (
+        _default("rounding", Kind.WORD, f"Light and advanced: how weights are rounded: {_listed(Rounding)}"),
+        _example("block_size", Kind.INTEGER, "Weights alone: so many share a scale in Gemm and MatMul", 32),
+    ), "weights"),
+    Section("Mixed precision: needs a list of bits, and at least one of max_drop, compression, max_loss and limits", (
         _example("max_drop", Kind.NUMBER, "The most that the metric may fall, on labelled samples held out", 1.0),
         _example("compression", Kind.NUMBER, "The most bytes, relative to the float file", 0.18),
         _example("max_loss", Kind.NUMBER, "The most loss, measured on the assembled model", 0.05),
         _example("limits", Kind.WORDS, "Further limits, such as bops=0.05", ("bops=0.05",)),
         _example("costs", Kind.WORDS, "Your own costs, from a CSV of layer,precision,cost", ("latency=latency.csv",)),
         _default("minimise", Kind.WORD, "The cost to make small under the most loss"),
-    ),
-    "The advanced pipeline": (
+    ), "mixed_precision"),
+    Section("The advanced pipeline", (
+        _default("training", Kind.WORD, f"Learning rates and iterations: {_listed(Training)}"),
         _default("engine", Kind.WORD, f"Who makes the gradients: {_listed(Engine)}"),
         _default("layer_optimizer", Kind.WORD, f"What trains the layers: {_listed(LayerOptimizer)}"),
-        _default("training", Kind.WORD, f"Learning rates and iterations: {_listed(Training)}"),
         _default("steps", Kind.INTEGER, "Iterations a layer"),
         _default("strict", Kind.FLAG, "Fail where an op has no gradient, instead of going on without it"),
         _example("workers", Kind.INTEGER, "Layers trained side by side (else one a core)", 2),
-    ),
-    "Files, seen from the folder in which the command runs": (
-        _example("calibration", Kind.PATH, "npz, folder of arrays, images or .pb test sets", "calibration.npz"),
-        _example("output", Kind.PATH, "The file to write", "small.onnx"),
-        _example("run_dir", Kind.PATH, "Keeps what is finished, so that a run can go on (else OUTPUT.run)", "run"),
-        _example("report", Kind.PATH, "Write a report: FILE.html, FILE.json and FILE_figures/", "small.html"),
-        _example("test_data", Kind.PATH, "What the report measures on (else the calibration data)", "test.npz"),
-    ),
-}  # fmt: skip
-
-IMAGES = "images"
-IMAGE_KEYS = (
-    _example("resize", Kind.INTEGER, "Shorter side in pixels before the crop (else the crop * 256 / 224)", 256),
-    _example("crop", Kind.SIZE, "Centre crop in pixels (else the model's input size)", 224),
-    Key("mean", Kind.NUMBERS, "Mean to subtract, one number or one a channel", (0.485, 0.456, 0.406)),
-    Key("std", Kind.NUMBERS, "Deviation to divide by, one number or one a channel", (0.229, 0.224, 0.225)),
-    Key("pixel_scale", Kind.NUMBER, "Divide pixels by this first", 255.0),
-    _example("layout", Kind.WORD, "Layout of the model's input, nchw or nhwc (else told from it)", "nchw"),
-)
-KEYS = {key.name: key for keys in SECTIONS.values() for key in keys}
+    ), "training"),
+    Section("Calibration data that is a folder of images", (
+        _example("resize", Kind.INTEGER, "Shorter side in pixels before the crop (else the crop * 256 / 224)", 256),
+        _example("crop", Kind.SIZE, "Centre crop in pixels (else the model's input size)", 224),
+        Key("mean", Kind.NUMBERS, "Mean to subtract, one number or one a channel", (0.485, 0.456, 0.406)),
+        Key("std", Kind.NUMBERS, "Deviation to divide by, one number or one a channel", (0.229, 0.224, 0.225)),
+        Key("pixel_scale", Kind.NUMBER, "Divide pixels by this first", 255.0),
+        _example("layout", Kind.WORD, "Layout of the model's input, nchw or nhwc (else told from it)", "nchw"),
+    ), IMAGES),
+)  # fmt: skip
+TABLES = {section.table: section for section in SECTIONS if section.table is not None}
+assert GROUPS.keys() <= TABLES.keys(), "every group has a table"
+IMAGE_KEYS = TABLES[IMAGES].keys
+KEYS = {key.name: key for section in SECTIONS if section.table != IMAGES for key in section.keys}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnxcalib.errors import RecipeError
 from onnxcalib.numerics.losses import LossKind
 from onnxcalib.recipe.choices import (
-    ENUMS,
     BatchNormReference,
     Engine,
     LayerOptimizer,
@@ -21,11 +19,19 @@ from onnxcalib.recipe.choices import (
     Rounding,
     Training,
     parse_bits,
-    parse_choice,
+)
+from onnxcalib.recipe.groups import (
+    GROUP_OF,
+    GROUPS,
+    KEY_OF,
+    MixedPrecisionOptions,
+    TrainingOptions,
+    WeightOptions,
+    gather,
+    read_words,
 )
 from onnxcalib.recipe.overrides import parse_override
 
-LEAST_BLOCK = 16
 # What fields that are None stand for: only a pipeline that reads a field may have it set.
 DEFAULTS: Mapping[str, Any] = {
     "loss": LossKind.DISTILLATION,
@@ -35,80 +41,90 @@ DEFAULTS: Mapping[str, Any] = {
     "metric": "top1",
     "engine": Engine.AUTO,
     "layer_optimizer": LayerOptimizer.ADAQUANT,
-    "training": Training.STANDARD,
+    "schedule": Training.STANDARD,
     "steps": 100,
     "strict": False,
     "on_broken": OnBroken.FLOAT,
 }
+Bits: TypeAlias = str | Precision | Iterable[str | Precision]
+Words: TypeAlias = str | Iterable[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Recipe:
     """All that decides the result, apart from the model and the data.
 
-    Words do for members: "light", "mse", "w4a4,w8a8"; limits, costs and overrides may be mappings. What does not
-    go together is refused at once. Fields that are None stand for their defaults; `get` gives those.
+    Words do for members: "light", "mse", "w4a4,w8a8"; overrides may be a mapping. What does not go together is
+    refused at once. Fields that are None stand for their defaults; `get` gives those.
+
+    The fields of groups may also be given alone, and go on top: `Recipe("advanced", steps=40)` is
+    `Recipe("advanced", training=TrainingOptions(steps=40))`, and `recipe.steps` is `recipe.training.steps`.
 
     Attributes:
         pipeline: Which stages run: plain rounds to nearest, light adds allocation and tuning, advanced training.
         bits: One precision for all layers, or several to choose from: "w4a8", "w4" for weights alone, "w4a4,w8a8".
         edge_bits: Bits of the first and the last layer.
-        block_size: Weights alone: so many share a scale along the sums of Gemm and MatMul.
         target: What the file is for: the name of a target, or a TOML file.
         ranges: How ranges are estimated; auto measures several estimators and takes the best.
         include: Globs; only layers with such names are quantized.
         exclude: Globs; layers with such names stay float.
         overrides: What single layers get, as "*classifier*=w8a8", "op:Conv=w8", "first=float" or "last=minmax".
-        seed: For the order of the samples, and for training.
-        compression: Mixed precision: the most bytes of all constants, relative to the float file.
-        max_loss: Mixed precision: the most loss, measured on the assembled model.
-        max_drop: Mixed precision: the most that the metric falls, in its own units, on labelled samples held out.
-        metric: What labels are for: a metric's name, or "module:function"; top1 by default.
-        limits: Mixed precision: further limits, as "bops=0.05".
-        costs: Mixed precision: cost tables of your own, as "latency=latency.csv".
-        minimise: Mixed precision: the cost to make small under `max_loss`; size by default.
-        loss: Light and advanced: what tells a good model.
-        rounding: Light and advanced: to nearest, to the second order, or what the held-out loss prefers.
-        bn_reference: Light and advanced: whose channel statistics batch-norm tuning restores.
         on_broken: What happens where an output becomes noise: what causes it stays float, a warning, or an error.
-        engine: Training: who makes the gradients.
-        layer_optimizer: Training: AdaQuant or AdaRound.
-        training: Training: learning rates and iterations.
-        steps: Training: iterations a layer.
-        strict: Training: whether to fail where an op has no gradient, instead of going on without it.
+        seed: For the order of the samples, and for training.
+        loss: Light and advanced: what tells a good model.
+        metric: What labels are for: a metric's name, or "module:function"; top1 by default.
+        bn_reference: Light and advanced: whose channel statistics batch-norm tuning restores.
+        weights: How weights are rounded, and how many share a scale.
+        mixed_precision: What bits are assigned for, where there are several to choose from.
+        training: How the advanced pipeline trains; a word is its schedule.
     """
 
-    pipeline: Pipeline = Pipeline.PLAIN
-    bits: tuple[Precision, ...] = (Precision(8, 8),)
-    edge_bits: int | None = None
-    block_size: int | None = None  # weights that share a scale, along the sums of Gemm and MatMul
-    target: str = "ort"
-    ranges: RangeMethod = RangeMethod.AUTO
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()  # PATTERN=w8a8 and such, or a mapping from pattern to value
-    on_broken: OnBroken | None = None  # not set: as float, but bits narrower than eight stay as asked
-    seed: int = 0
-    # Mixed precision:
-    compression: float | None = None  # the most bytes, relative to the float file
-    max_loss: float | None = None  # the most loss, measured on the assembled model
-    max_drop: float | None = None  # the most that the metric falls, in its own units, on labelled samples held out
-    metric: str | None = None  # what labels are for: a metric's name, or MODULE:FUNCTION
-    limits: tuple[str, ...] = ()  # further limits: COST=VALUE
-    costs: tuple[str, ...] = ()  # cost tables of the user's: NAME=FILE.csv
-    minimise: str | None = None  # the cost to make small under max_loss
-    loss: LossKind | None = None
-    rounding: Rounding | None = None
-    bn_reference: BatchNormReference | None = None
-    # The advanced pipeline:
-    engine: Engine | None = None
-    layer_optimizer: LayerOptimizer | None = None
-    training: Training | None = None
-    steps: int | None = None  # of training, a layer
-    strict: bool | None = None  # fail where something has no gradient, instead of going on without it
+    pipeline: Pipeline
+    bits: tuple[Precision, ...]
+    edge_bits: int | None
+    target: str
+    ranges: RangeMethod
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    overrides: tuple[str, ...]
+    on_broken: OnBroken | None  # not set: as float, but bits narrower than eight stay as asked
+    seed: int
+    loss: LossKind | None
+    metric: str | None
+    bn_reference: BatchNormReference | None
+    weights: WeightOptions
+    mixed_precision: MixedPrecisionOptions
+    training: TrainingOptions
 
-    def __post_init__(self) -> None:
-        self._read_words()
+    def __init__(  # noqa: PLR0913 - the fields, each with its type, and those of groups
+        self,
+        pipeline: Pipeline | str = Pipeline.PLAIN,
+        bits: Bits = "w8a8",
+        edge_bits: int | None = None,
+        *,
+        target: str = "ort",
+        ranges: RangeMethod | str = RangeMethod.AUTO,
+        include: Words = (),
+        exclude: Words = (),
+        overrides: Mapping[str, Precision | str] | Words = (),
+        on_broken: OnBroken | str | None = None,
+        seed: int = 0,
+        loss: LossKind | str | None = None,
+        metric: str | None = None,
+        bn_reference: BatchNormReference | str | None = None,
+        weights: WeightOptions | None = None,
+        mixed_precision: MixedPrecisionOptions | None = None,
+        training: TrainingOptions | Training | str | None = None,
+        **alone: Any,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name in _ARGUMENTS}
+        for name, value in (given | gather(given, alone)).items():
+            object.__setattr__(self, name, value)
+        read_words(self, lists=("include", "exclude", "overrides"))
+        object.__setattr__(self, "bits", _precisions(bits))
+        self._check()
+
+    def _check(self) -> None:
         for text in self.overrides:
             parse_override(text)
         if not self.bits:
@@ -120,16 +136,25 @@ class Recipe:
         self._check_weight_only()
         if self.pipeline is not Pipeline.ADVANCED:
             self._refuse(ADVANCED, f"has no effect in the {self.pipeline} pipeline", "Add `pipeline='advanced'`.")
-        elif self.steps is not None and self.steps < 1:
-            raise RecipeError(f"`steps={self.steps}` is not a number of steps.", "Give 1 or more.")
+        elif self.training.steps is not None and self.training.steps < 1:
+            raise RecipeError(f"`steps={self.training.steps}` is not a number of steps.", "Give 1 or more.")
         if self.pipeline is Pipeline.PLAIN:
             self._check_plain()
         elif len(self.bits) == 1:
             self._refuse(MIXED, "has no effect at one precision", "Give `bits` a list such as w4a4,w8a8.")
         else:
             self._check_mixed()
-        if self.metric is not None and self.max_drop is None and self.loss is not LossKind.METRIC:
+        judged = self.mixed_precision.max_drop is not None or self.loss is LossKind.METRIC
+        if self.metric is not None and not judged:
             raise RecipeError("`metric` has no effect without `max_drop` or `loss='metric'`.", "Give one of them.")
+
+    if not TYPE_CHECKING:  # who checks types reads groups
+
+        def __getattr__(self, name: str) -> Any:
+            """A field of a group."""
+            if name not in GROUP_OF:
+                raise AttributeError(f"'Recipe' object has no attribute '{name}'")
+            return getattr(getattr(self, GROUP_OF[name]), name)
 
     @property
     def base(self) -> Precision:
@@ -142,26 +167,13 @@ class Recipe:
         return self.bits[0].weight_only
 
     def get(self, name: str) -> Any:
-        """A field, or what stands for it where it is not set."""
+        """A field of the recipe or of a group, or what stands for it where it is not set."""
         value = getattr(self, name)
         return DEFAULTS.get(name) if value is None else value
 
-    def _read_words(self) -> None:
-        """Takes "light" for Pipeline.LIGHT, "w4a4,w8a8" for precisions, and a mapping or one pattern for a tuple."""
-        read: dict[str, Any] = {
-            name: parse_choice(name, value) for name in ENUMS if type(value := getattr(self, name)) is str
-        }
-        if not isinstance(self.bits, tuple) or any(isinstance(each, str) for each in self.bits):
-            listed = (self.bits,) if isinstance(self.bits, str | Precision) else self.bits
-            read["bits"] = parse_bits(",".join(map(str, listed))) if listed else ()
-        for name in ("include", "exclude", "limits", "costs", "overrides"):
-            value = getattr(self, name)
-            if isinstance(value, Mapping):
-                read[name] = tuple(f"{key}={each}" for key, each in value.items())
-            elif not isinstance(value, tuple):
-                read[name] = (value,) if isinstance(value, str) else tuple(value)
-        for name, value in read.items():
-            object.__setattr__(self, name, value)
+    def options(self) -> dict[str, Any]:
+        """All fields as single options: those of groups by their own names, main ones by the group's."""
+        return {KEY_OF.get(name, name): getattr(self, name) for name in _NAMES}
 
     def _check_weight_only(self) -> None:
         if len({precision.weight_only for precision in self.bits}) > 1:
@@ -170,15 +182,8 @@ class Recipe:
                 f"`bits={listed!r}` mixes layers that read float activations with layers that read quantized ones.",
                 "Give either all of them activation bits, or none.",
             )
-        if self.block_size is None:
-            return
-        if not self.weight_only:
+        if self.weights.block_size is not None and not self.weight_only:
             raise RecipeError("`block_size` has no effect where activations are quantized.", "Give `bits` w4 or w8.")
-        if self.block_size < LEAST_BLOCK or self.block_size & (self.block_size - 1):
-            raise RecipeError(
-                f"`block_size={self.block_size}` is not a power of two from {LEAST_BLOCK} on, which runtimes ask for.",
-                "Give 32, 64 or 128.",
-            )
 
     def _check_plain(self) -> None:
         if len(self.bits) > 1:
@@ -195,24 +200,27 @@ class Recipe:
             raise RecipeError(
                 f"`bits` has no precision that is highest in both weights and activations ({self.base}).", "Add it."
             )
-        if self.compression is None and self.max_loss is None and self.max_drop is None and not self.limits:
+        wanted = self.mixed_precision
+        if wanted.compression is None and wanted.max_loss is None and wanted.max_drop is None and not wanted.limits:
             hint = "Give `max_drop`, `compression`, `max_loss` or `limits`."
             raise RecipeError("a list of bits needs to know what to aim for.", hint)
-        if self.max_drop is not None and self.max_loss is not None:
-            raise RecipeError("`max_drop` and `max_loss` both say what may be lost.", "Give one of them.")
-        for name in ("compression", "max_loss", "max_drop"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise RecipeError(f"`{name}={value}` is not a positive number.", "Mend it.")
-        if self.minimise is not None and self.max_loss is None:
+        if wanted.minimise is not None and wanted.max_loss is None:
             raise RecipeError("`minimise` has no effect without `max_loss`.", "Give `max_loss`.")
 
     def _refuse(self, names: Iterable[str], why: str, hint: str) -> None:
         for name in names:
             if getattr(self, name) not in (None, ()):
-                raise RecipeError(f"`{name}` {why}.", hint)
+                raise RecipeError(f"`{KEY_OF.get(name, name)}` {why}.", hint)
 
 
-MIXED = ("compression", "max_loss", "max_drop", "limits", "costs", "minimise")
-ADVANCED = ("engine", "layer_optimizer", "training", "steps", "strict")
-RECIPE_FIELDS = frozenset(field.name for field in fields(Recipe))
+def _precisions(bits: Bits) -> tuple[Precision, ...]:
+    listed = (bits,) if isinstance(bits, str | Precision) else tuple(bits)
+    return parse_bits(",".join(map(str, listed))) if listed else ()
+
+
+MIXED = tuple(field.name for field in fields(MixedPrecisionOptions))
+ADVANCED = tuple(field.name for field in fields(TrainingOptions))
+_ARGUMENTS = frozenset(field.name for field in fields(Recipe))
+_NAMES = (*(field.name for field in fields(Recipe) if field.name not in GROUPS), *GROUP_OF)
+RECIPE_FIELDS = frozenset(_NAMES)  # what stages declare
+RECIPE_KEYS = frozenset(KEY_OF.get(name, name) for name in _NAMES)  # what files and options set

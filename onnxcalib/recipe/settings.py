@@ -11,7 +11,7 @@ from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.errors import RecipeError
 from onnxcalib.recipe.choices import Pipeline
 from onnxcalib.recipe.keys import IMAGES
-from onnxcalib.recipe.recipe import RECIPE_FIELDS, Recipe
+from onnxcalib.recipe.recipe import RECIPE_KEYS, Recipe
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Settings:
 
 def settings_of(options: Mapping[str, Any]) -> Settings:
     """The settings that options by key make, those of images in a table of their own."""
-    own = {name: value for name, value in options.items() if name in RECIPE_FIELDS}
-    others = {name: value for name, value in options.items() if name not in RECIPE_FIELDS and name != IMAGES}
+    own = {name: value for name, value in options.items() if name in RECIPE_KEYS}
+    others = {name: value for name, value in options.items() if name not in RECIPE_KEYS and name != IMAGES}
     return Settings(Recipe(**own), preprocess=preprocess_of(options.get(IMAGES, {})), **others)
 
 
@@ -67,7 +67,7 @@ def preprocess_of(images: Mapping[str, Any]) -> Preprocess | None:
 def options_of(settings: Settings) -> dict[str, Any]:
     """All options that are set, by key."""
     others = fields_set(settings)
-    options = fields_set(others.pop("recipe")) | others
+    options = recipe_options(others.pop("recipe")) | others
     if settings.preprocess is not None:
         images = fields_set(options.pop("preprocess"))
         images["pixel_scale"] = images.pop("scale")
@@ -75,6 +75,11 @@ def options_of(settings: Settings) -> dict[str, Any]:
     return options
 
 
-def fields_set(record: Recipe | Settings | Preprocess) -> dict[str, Any]:
+def recipe_options(recipe: Recipe) -> dict[str, Any]:
+    """All options that the recipe sets, by key."""
+    return {name: value for name, value in recipe.options().items() if value is not None}
+
+
+def fields_set(record: Settings | Preprocess) -> dict[str, Any]:
     """The fields that are not None, in their order."""
     return {name: value for name, value in vars(record).items() if value is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, SECTIONS, Key
+from onnxcalib.recipe.keys import SECTIONS, Key
 from onnxcalib.recipe.presets import preset_options
 from onnxcalib.recipe.toml import to_toml
 
@@ -19,15 +19,15 @@ def template(preset: str | None = None) -> str:
     """Every key with a line that explains it, commented out unless the preset sets it."""
     options = preset_options(preset) if preset else {}
     text = INTRODUCTION + (f"# It began as the preset '{preset}'.\n" if preset else "")
-    for title, keys in SECTIONS.items():
-        text += f"\n# --- {title} ---\n" + "".join(_lines(key, options) for key in keys)
-    # The table's own line stays: without keys below it, it says nothing.
-    text += f"\n# --- Calibration data that is a folder of images ---\n[{IMAGES}]\n"
-    return text + "".join(_lines(key, {}) for key in IMAGE_KEYS)
+    for section in SECTIONS:
+        # A table's own line stays: without keys below it, it says nothing.
+        text += f"\n# --- {section.title} ---\n" + (f"[{section.table}]\n" if section.table else "")
+        text += "".join(_lines(name, key, options) for name, key in section.by_name.items())
+    return text
 
 
-def _lines(key: Key, options: Mapping[str, Any]) -> str:
+def _lines(name: str, key: Key, options: Mapping[str, Any]) -> str:
     is_set = key.name in options
     note = "" if key.has_default or is_set else " Not set; for example:"
     value = to_toml(options[key.name] if is_set else key.shown)
-    return f"# {key.help}{note}\n{'' if is_set else '# '}{key.name} = {value}\n"
+    return f"# {key.help}{note}\n{'' if is_set else '# '}{name} = {value}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
@@ -12,12 +12,12 @@ from typing import Any
 from onnxcalib.errors import RecipeError, first_line, near
 from onnxcalib.files import read_text
 from onnxcalib.recipe.choices import ENUMS, Precision, parse_bits, parse_choice
-from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, KEYS, Key, Kind
+from onnxcalib.recipe.groups import MAIN
+from onnxcalib.recipe.keys import IMAGES, KEYS, TABLES, Key, Kind
 from onnxcalib.recipe.presets import PRESETS, preset_options
-from onnxcalib.recipe.recipe import RECIPE_FIELDS, Recipe
-from onnxcalib.recipe.settings import Settings, fields_set, options_of, settings_of
-
-_IMAGE_KEYS = {key.name: key for key in IMAGE_KEYS}
+from onnxcalib.recipe.recipe import RECIPE_KEYS, Recipe
+from onnxcalib.recipe.settings import Settings, options_of, recipe_options, settings_of
+from onnxcalib.recipe.values import READERS
 
 
 def read_recipe(source: str | Path) -> Recipe:
@@ -27,7 +27,7 @@ def read_recipe(source: str | Path) -> Recipe:
         source: The path of a file that sets nothing but the recipe's own fields, or the name of a preset.
     """
     options = read_options(source)
-    for name in options.keys() - RECIPE_FIELDS:
+    for name in options.keys() - RECIPE_KEYS:
         raise RecipeError(f"recipe {source} sets '{name}', which is no part of the recipe.", "Use read_settings.")
     return Recipe(**options)
 
@@ -54,12 +54,17 @@ def read_options(source: str | Path) -> dict[str, Any]:
         raise RecipeError(f"recipe {source} is not valid TOML: {first_line(error)}.", "Mend that line.") from error
     if "pins" in table and "overrides" not in table:  # as recipes called them once
         table["overrides"] = table.pop("pins")
-    images = table.pop(IMAGES, {})
-    if not isinstance(images, dict):
-        raise RecipeError(f"recipe {source}: '{IMAGES}' must be a table.", f"Begin a line with [{IMAGES}].")
-    options = _checked(str(source), table, KEYS, _IMAGE_KEYS, f"It belongs below [{IMAGES}].")
-    read = _checked(str(source), images, _IMAGE_KEYS, KEYS, f"It belongs above [{IMAGES}].")
-    return options | ({IMAGES: read} if read else {})
+    tables = {name: _table(source, name, table.pop(name)) for name in TABLES if _is_table(table, name)}
+    options = _checked(source, None, table)
+    for name, content in tables.items():
+        read = _checked(source, name, content)
+        if name == IMAGES:
+            options |= {IMAGES: read} if read else {}
+            continue
+        for key in read.keys() & options.keys():
+            raise RecipeError(f"recipe {source} sets '{key}' above and below [{name}].", "Leave one of them.")
+        options |= read
+    return options
 
 
 def write_recipe(recipe: Recipe) -> str:
@@ -68,7 +73,7 @@ def write_recipe(recipe: Recipe) -> str:
     Args:
         recipe: The recipe to write.
     """
-    return _lines(fields_set(recipe))
+    return _written(recipe_options(recipe))
 
 
 def write_settings(settings: Settings) -> str:
@@ -77,9 +82,7 @@ def write_settings(settings: Settings) -> str:
     Args:
         settings: The settings to write.
     """
-    options = options_of(settings)
-    images = options.pop(IMAGES, None)
-    return _lines(options) + (f"\n[{IMAGES}]\n{_lines(images)}" if images else "")
+    return _written(options_of(settings))
 
 
 def to_toml(value: Any) -> str:
@@ -96,86 +99,62 @@ def to_toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _written(options: dict[str, Any]) -> str:
+    """The options as text, those of groups in their tables, empty lists left out there."""
+    images = options.pop(IMAGES, {})
+    own = {key.name for section in TABLES.values() for key in section.keys}
+    text = _lines({name: value for name, value in options.items() if name not in own})
+    for name, section in TABLES.items():
+        given = images if name == IMAGES else options
+        rows = {
+            shown: given[key.name] for shown, key in section.by_name.items() if given.get(key.name) not in (None, ())
+        }
+        text += f"\n[{name}]\n{_lines(rows)}" if rows else ""
+    return text
+
+
 def _lines(values: Mapping[str, Any]) -> str:
     return "".join(f"{name} = {to_toml(value)}\n" for name, value in values.items())
 
 
-def _checked(
-    source: str, table: Mapping[str, Any], known: Mapping[str, Key], elsewhere: Collection[str], move: str
-) -> dict[str, Any]:
+def _is_table(table: Mapping[str, Any], name: str) -> bool:
+    """Whether the key is to be a table: some groups may also be a word, for their main field."""
+    return name in table and not (name in MAIN and not isinstance(table[name], dict))
+
+
+def _table(source: str | Path, name: str, content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise RecipeError(f"recipe {source}: '{name}' must be a table.", f"Begin a line with [{name}].")
+    return content
+
+
+def _checked(source: str | Path, inside: str | None, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a table, or of what stands above all tables, by key."""
+    known = KEYS if inside is None else TABLES[inside].by_name
     for name in table:
         if name not in known:
-            hint = move if name in elsewhere else near(name, sorted(known))
+            hint = _place(name, inside) or near(name, sorted(known))
             raise RecipeError(f"recipe {source} has an unknown key '{name}'.", hint)
-    return {name: _value(source, known[name], value) for name, value in table.items()}
+    return {known[name].name: _value(str(source), name, known[name], value) for name, value in table.items()}
 
 
-def _value(source: str, key: Key, value: Any) -> Any:
-    read = _READERS[key.kind](value)
+def _place(name: str, inside: str | None) -> str:
+    """Where a key belongs that stands at the wrong place."""
+    if name == inside and name in MAIN:
+        return f"It is called '{MAIN[name]}' there."
+    for table, section in TABLES.items():
+        if name in section.by_name:
+            return f"It belongs below [{table}]."
+    return "It belongs above all tables." if name in KEYS else ""
+
+
+def _value(source: str, name: str, key: Key, value: Any) -> Any:
+    read = READERS[key.kind](value)
     if read is None:
-        raise RecipeError(
-            f"recipe {source}: '{key.name}' must be {key.kind.value}, not {brief(value)}.", "Mend that line."
-        )
+        raise RecipeError(f"recipe {source}: '{name}' must be {key.kind.value}, not {brief(value)}.", "Mend that line.")
     try:
         if key.kind is Kind.BITS:
             return parse_bits(read)
-        return parse_choice(key.name, read) if key.name in ENUMS else read
+        return parse_choice(name, read) if name in ENUMS else read
     except RecipeError as error:
         raise RecipeError(f"recipe {source}: {error.message}", error.hint) from error
-
-
-def _of(*types: type[Any]) -> Callable[[Any], Any]:
-    """The value if it is of these types; true and false are no numbers."""
-    return lambda value: value if type(value) in types else None
-
-
-def _list_of(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        items = [item(each) for each in value] if isinstance(value, list) else [None]
-        return None if None in items else tuple(items)
-
-    return read
-
-
-def _overrides(value: Any) -> Any:
-    if isinstance(value, dict) and all(type(item) is str for item in value.values()):
-        return tuple(f"{pattern}={item}" for pattern, item in value.items())
-    return _list_of(_of(str))(value)
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return None if _of(int, float)(value) is None else float(value)
-    except OverflowError:
-        return None
-
-
-def _numbers(value: Any) -> Any:
-    one = _number(value)
-    return _list_of(_number)(value) if one is None else (one,)
-
-
-def _size(value: Any) -> Any:
-    pair = _list_of(_of(int))(value)
-    return pair if pair is not None and len(pair) == 2 else _of(int)(value)
-
-
-def _bits(value: Any) -> str | None:
-    if _of(int, str)(value) is not None:
-        return str(value)
-    words = _list_of(_of(str))(value)
-    return ",".join(words) if words else None
-
-
-_READERS: Mapping[Kind, Callable[[Any], Any]] = {
-    Kind.WORD: _of(str),
-    Kind.PATH: lambda value: Path(value) if type(value) is str else None,
-    Kind.WORDS: _list_of(_of(str)),
-    Kind.TABLE: _overrides,
-    Kind.BITS: _bits,
-    Kind.INTEGER: _of(int),
-    Kind.NUMBER: _number,
-    Kind.NUMBERS: _numbers,
-    Kind.SIZE: _size,
-    Kind.FLAG: _of(bool),
-}

@@ -136,10 +136,9 @@ def byte_rows(path: Path) -> ReportData:
 
 def asked(recipe: Recipe) -> str:
     """What a person asked for, in a line."""
-    told, default, chosen = ("pipeline", "bits", "target"), Recipe(), []
-    for name in (each.name for each in dataclasses.fields(recipe)):
-        value = getattr(recipe, name)
-        if name in told or value != getattr(default, name):
+    told, default, chosen = ("pipeline", "bits", "target"), Recipe().options(), []
+    for name, value in recipe.options().items():
+        if name in told or value != default[name]:
             words = " and ".join(map(str, value)) if isinstance(value, tuple) else value
             chosen.append(f"{name.replace('_', ' ')} {words}")
     return ", ".join(chosen)

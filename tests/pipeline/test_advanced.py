@@ -58,7 +58,9 @@ def assert_told_as_it_is(
     result: Result, model: onnx.ModelProto, data: Arrays, logits: Collection[str] = ("y",)
 ) -> None:
     """Every stage begins where the one before it ended, and the last ends with the loss of the written file."""
-    alone = result.recipe.training is Training.PAPER or result.recipe.layer_optimizer is LayerOptimizer.ADAROUND
+    alone = (
+        result.recipe.training.schedule is Training.PAPER or result.recipe.layer_optimizer is LayerOptimizer.ADAROUND
+    )
     steps = (result.tuned, result.trained, result.end_to_end, result.biases)
     assert [step is None for step in steps] == [False, False, alone, False]
     found = [step for step in steps if step is not None]
@@ -238,7 +240,7 @@ def test_options_of_training_are_refused_where_nothing_is_trained(option: str, p
     value, flag = OPTIONS[option]
     with refused(RecipeError, flag, pipeline, "--pipeline advanced"):
         Recipe(pipeline, **{option: value})
-    assert getattr(Recipe(Pipeline.ADVANCED, **{option: value}), option) == value
+    assert Recipe(Pipeline.ADVANCED, **{option: value}).options()[option] == value
 
 
 @pytest.mark.parametrize("pipeline", [Pipeline.PLAIN, Pipeline.LIGHT])

@@ -26,10 +26,11 @@ from onnxcalib import (
     write_settings,
 )
 from onnxcalib.algorithms.reconstruction.adaquant import SCHEDULES
-from onnxcalib.recipe import IMAGE_KEYS, KEYS, PRESETS, RECIPE_FIELDS, read_options, template
+from onnxcalib.recipe import IMAGE_KEYS, KEYS, PRESETS, RECIPE_KEYS, read_options, template
+from onnxcalib.recipe.keys import SECTIONS
 from onnxcalib.recipe.toml import to_toml
 
-NAMES = [*KEYS, *(key.name for key in IMAGE_KEYS)]
+NAMES = [name for section in SECTIONS for name in section.by_name]  # as they are called in a file
 positive = st.floats(0.01, 1000)
 preprocesses = st.builds(
     Preprocess,
@@ -79,16 +80,16 @@ def test_the_file_to_start_from_explains_every_key() -> None:
     for name in NAMES:
         place = next(place for place, line in enumerate(lines) if line.startswith(f"# {name} = "))
         assert re.match(r"# \S.{8,}[.:]$", lines[place - 1]), name
-    assert set(KEYS) >= RECIPE_FIELDS
+    assert set(KEYS) >= RECIPE_KEYS
 
 
 def test_what_the_file_to_start_from_shows_is_what_happens(tmp_path: Path) -> None:
     shown = read_options(written(tmp_path, uncommented(template())))
     assert set(shown) == {*KEYS, "images"}
     assert set(shown["images"]) == {key.name for key in IMAGE_KEYS}
-    plain = Recipe()
+    plain = Recipe().options()
     for key in KEYS.values():
-        default = getattr(plain, key.name, None)
+        default = plain.get(key.name)
         if key.has_default and default is not None:
             assert shown[key.name] == default, key.name
     images, untouched = shown["images"], Preprocess()
@@ -98,7 +99,7 @@ def test_what_the_file_to_start_from_shows_is_what_happens(tmp_path: Path) -> No
 
 def test_the_paper_is_as_published() -> None:
     paper = PRESETS["paper"]
-    assert (paper.target, paper.training, paper.bn_reference, paper.ranges) == (
+    assert (paper.target, paper.training.schedule, paper.bn_reference, paper.ranges) == (
         "paper",
         "paper",
         "batchnorm",
@@ -160,7 +161,7 @@ def test_a_recipe_alone_cannot_hold_the_rest(tmp_path: Path) -> None:
         ("[images]\nmean = '0.5'", ("'mean'", "number", "'0.5'")),
         ("[images]\nmean = [true]", ("'mean'", "number", [True])),
         ("[images]\nresise = 3", ("'resise'", "resize")),
-        ("[images]\nbits = 4", ("'bits'", "above [images]")),
+        ("[images]\nbits = 4", ("'bits'", "above all tables")),
         ("mean = 0.5", ("'mean'", "below [images]")),
         ("bits = 'w4x'", ("'w4x'", 8, "w4a8")),
         ("engine = 'trainig'", ("'trainig'", "--engine", "auto", "training", "standard")),
