@@ -92,7 +92,7 @@ class Tuner:
         return self.teacher.loss_of(write_qdq(self.model, self.layers, plan, self._plain()))
 
     def _plain(self) -> Target:
-        return self.target.simulated
+        return self.target.in_place
 
     def statistics(
         self, plan: QuantPlan, progress: Progress, done_rounds: int = 0, wanted: list[Tensors] | None = None

@@ -172,7 +172,7 @@ class _Mover:
 
 def _counts_in_steps(layer: Layer, params: LayerParams, target: Target) -> bool:
     """Whether a result is a whole number of steps of activation times weight, its bias included."""
-    whole = target.integer_bias and layer.op in target.bias_ops and layer.bias_node is None
+    whole = target.integer_bias and layer.op in target.bias_ops
     return params.qparams.block is None and (params.bias is None or whole)
 
 

@@ -30,7 +30,8 @@ class Nodes:
         self.layers = {layer.name: layer.op for graph in graphs for layer in graph.listed.layers}
         self._integer: dict[str, str] = {}  # ops between layers that are quantized with them
         for graph in graphs:
-            points = find_insertion_points(graph.model, graph.listed.layers, target)
+            products = graph.listed.products if target.integer_products else ()
+            points = find_insertion_points(graph.model, graph.listed.layers, target, products)
             own = {layer.name for layer in graph.listed.layers}
             self._integer |= {
                 node.name: node.op_type

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.errors import ModelError, RecipeError, near
+from onnxcalib.model.attention import find_attention
 from onnxcalib.model.fold import BatchNorm, channel_values
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.prepare import Model
@@ -26,6 +27,10 @@ ACTIVATION_OPS = (
     "Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Gelu",
     "Softplus", "Mish",
 )  # fmt: skip
+
+
+Shape = tuple[int | None, ...]
+Shapes = dict[str, Shape]
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,18 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Product:
+    """A product of attention: both operands are computed, and it has no weight."""
+
+    name: str
+    op: str
+    inputs: tuple[str, str]
+    output: str
+    role: str  # "scores": queries by keys; "values": the shares of a Softmax by values
+    macs: int | None = None  # a sample; None where a size is unknown
+
+
+@dataclass(frozen=True)
 class FloatNode:
     """A node with weights or products that stays float, and why."""
 
@@ -92,6 +109,7 @@ class LayerList:
 
     layers: tuple[Layer, ...]
     float_nodes: tuple[FloatNode, ...]
+    products: tuple[Product, ...] = ()  # of attention
     constants: tuple[StoredConstant, ...] = ()  # beside the layers' own: what can be stored as integers
 
     def __getitem__(self, name: str) -> Layer:
@@ -103,7 +121,10 @@ def find_layers(model: Model) -> LayerList:
     graph = model.proto.graph
     index, shapes = GraphIndex(graph), infer_shapes(model.proto)
     layers, floats = [], []
+    products = _products(graph, shapes)
     for node in graph.node:
+        if node.name in products:
+            continue
         if node.op_type in LAYER_OPS and not node.domain:
             reason = why_float(index, node)
             if reason is None:
@@ -114,7 +135,28 @@ def find_layers(model: Model) -> LayerList:
             floats.extend(other_float_nodes(index, node))
     for layer in layers:
         _check_finite(index, layer, model.source)
-    return LayerList(tuple(layers), tuple(floats))
+    return LayerList(tuple(layers), tuple(floats), tuple(products.values()))
+
+
+def _products(graph: onnx.GraphProto, shapes: Shapes) -> dict[str, Product]:
+    """The products of attention, by name: of MatMuls alone, for which runtimes have integer kernels."""
+    found = find_attention(graph)
+    roles = {name: "scores" for each in found for name in each.scores}
+    roles |= {name: "values" for each in found for name in each.values}
+    return {
+        node.name: Product(
+            node.name, node.op_type, (node.input[0], node.input[1]), node.output[0], roles[node.name],
+            _product_macs(shapes.get(node.input[0]), shapes.get(node.output[0])),
+        )
+        for node in graph.node
+        if node.name in roles and node.op_type == "MatMul"
+    }  # fmt: skip
+
+
+def _product_macs(left: Shape | None, result: Shape | None) -> int | None:
+    """Each place of the result is a sum over the last axis of the left operand."""
+    sizes = [*(result or (None,)), *(left or (None,))[-1:]]
+    return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
 def other_float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode]:
@@ -179,7 +221,7 @@ def _why_float_bias(index: GraphIndex, node: onnx.NodeProto) -> str | None:
     return None
 
 
-def _layer(model: Model, index: GraphIndex, shapes: dict[str, tuple[int | None, ...]], node: onnx.NodeProto) -> Layer:
+def _layer(model: Model, index: GraphIndex, shapes: Shapes, node: onnx.NodeProto) -> Layer:
     values = attributes(node)
     weight = index.initializers[node.input[1]]
     bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
@@ -225,7 +267,7 @@ def _bias_add(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
     return add if len(vectors) == 1 and list(vectors[0].dims) == [columns] else None
 
 
-def _macs(node: onnx.NodeProto, weight: tuple[int, ...], shapes: dict[str, tuple[int | None, ...]]) -> int | None:
+def _macs(node: onnx.NodeProto, weight: tuple[int, ...], shapes: Shapes) -> int | None:
     if node.op_type == "Gemm":
         return math.prod(weight)
     # Each weight of a Conv works once a place of the output, of a ConvTranspose once a place of the input.

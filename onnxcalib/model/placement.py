@@ -9,7 +9,7 @@ import onnx
 
 from onnxcalib.model.graph import GraphIndex, activation_bounds, attributes
 from onnxcalib.model.io import opset_of
-from onnxcalib.model.layers import Layer
+from onnxcalib.model.layers import Layer, Product
 from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.quant_params import UNBOUNDED, Bounds
 from onnxcalib.targets.target import Placement, Target
@@ -53,8 +53,13 @@ class InsertionPoints:
         return self.tensors[layer.input]
 
 
-def find_insertion_points(model: Model, layers: Sequence[Layer], target: Target) -> InsertionPoints:
-    """Requires a prepared model and its chosen layers; ensures that every layer's input is quantized, or nothing is."""
+def find_insertion_points(
+    model: Model, layers: Sequence[Layer], target: Target, products: Sequence[Product] = ()
+) -> InsertionPoints:
+    """Requires a prepared model, its chosen layers and products; ensures that all of their inputs are quantized.
+
+    Where activations stay float, nothing is.
+    """
     if target.float_activations:
         return InsertionPoints({})
     index = GraphIndex(model.proto.graph)
@@ -67,6 +72,7 @@ def find_insertion_points(model: Model, layers: Sequence[Layer], target: Target)
         shared, wanted = _integer_islands(index, layers, RESULT_OPS[target.placement])
     elif target.placement is Placement.RESIDUALS:
         wanted = _shortcuts(index, layers)
+    wanted.update(name for product in products for name in product.inputs if name not in shared)
     order = [*(value.name for value in model.proto.graph.input), *index.producers]
     names = {layer.name for layer in layers}
     everywhere = {name for name in order if _is_shared(index, name, shared, wanted, names)}

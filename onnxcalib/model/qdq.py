@@ -10,11 +10,12 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
+from onnxcalib.model.gemm_form import GemmForm
 from onnxcalib.model.graph import GraphIndex, activation_bounds, edit
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import CROSSED_OPS
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.quantizers import QONNX_DOMAIN, Quantizers, QuantNodes
+from onnxcalib.model.quantizers import QONNX_DOMAIN, Quantizers, QuantNodes, int32_steps
 from onnxcalib.model.storage import QuantizedArray, store_int4
 from onnxcalib.numerics.quant_params import QuantParams, transposed
 from onnxcalib.plan import LayerParams, QuantPlan
@@ -58,6 +59,7 @@ class _Writer:
     ) -> None:
         self.graph, self.index, self.plan, self.target = graph, index, plan, target
         self.quantizers, self.build = quantizers, quantizers.build
+        self.gemms = GemmForm(self.build)
         self.tensors: dict[str, gs.Tensor] = graph.tensors()
         self.nodes = {node.name: node for node in graph.nodes}
         # A branch that is put back later reads by name; what was moved only is on the grid already.
@@ -100,7 +102,9 @@ class _Writer:
     def _share(self, tensor: gs.Variable, qparams: QuantParams) -> gs.Variable:
         """Every reader gets the quantized value; a graph output keeps its name, and so does a copy in subgraphs."""
         readers = list(tensor.outputs)
-        if tensor.name in self.kept_names or any(value is tensor for value in self.graph.outputs):
+        multiplied = bool(readers) and all(map(_is_product, readers))
+        is_output = any(value is tensor for value in self.graph.outputs) and not multiplied
+        if tensor.name in self.kept_names or is_output:
             inner = gs.Variable(self.build.fresh(f"{tensor.name}_float"), tensor.dtype, tensor.shape)
             producer = tensor.inputs[0]
             producer.outputs[[value is tensor for value in producer.outputs].index(True)] = inner
@@ -135,12 +139,22 @@ class _Writer:
             return
         if layer.bias is None and len(node.inputs) < 3:  # tuning gave the layer a bias
             node.inputs.append(gs.Variable.empty())
-        if layer.bias_node is not None:
-            add = self.nodes[layer.bias_node]
-            place = next(i for i, value in enumerate(add.inputs) if value.name == layer.bias)
-            add.inputs[place] = self.build.constant(f"{layer.name}_bias", params.bias)
-        else:
+        if layer.bias_node is None:
             node.inputs[2] = self._bias(layer, params, params.bias)
+        else:
+            self._add_bias(layer, params, params.bias)
+
+    def _add_bias(self, layer: Layer, params: LayerParams, bias: npt.NDArray[np.float32]) -> None:
+        """The bias of a MatMul, which a node of its own adds, unless the target takes it in."""
+        add, read = self.nodes[layer.bias_node], self.plan.layer_input(layer.input)
+        if read is not None and self.target.integer_bias and layer.op in self.target.bias_ops:
+            if self.target.placement is Placement.FUSED:
+                self.gemms.write(self.nodes[layer.name], add, self._bias(layer, params, bias), layer.weight_shape)
+                return
+            scale = bias_scale(params.qparams, read)
+            bias = (int32_steps(bias, scale) * scale).astype(np.float32)  # the same number, in the form of the model
+        place = next(i for i, value in enumerate(add.inputs) if value.name == layer.bias)
+        add.inputs[place] = self.build.constant(f"{layer.name}_bias", bias)
 
     def _as_packed_product(self, layer: Layer, node: gs.Node) -> None:
         """The form that onnxruntime computes with packed weights: the weight not transposed, and no Relu after it."""
@@ -176,6 +190,11 @@ class _Writer:
         )
         shape = self.build.constant(f"{name}_shape", np.array(params.quantized.shape, np.int64))
         return self.build.node("Reshape", [rows, shape], name)
+
+
+def _is_product(node: gs.Node) -> bool:
+    """Whether it multiplies two computed tensors: what it reads may be an output as well, which stays float then."""
+    return node.op == "MatMul" and not any(isinstance(value, gs.Constant) for value in node.inputs)
 
 
 def weight_name(layer: str) -> str:

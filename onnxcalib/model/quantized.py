@@ -140,6 +140,8 @@ def _input_qparams(index: GraphIndex, tensor: str) -> QuantParams | None:
     low = -(2 ** (width - 1)) if signed else 0
     high = low + 2**width - 1
     clip = index.producers.get(node.input[0])
+    while clip is not None and clip.op_type == "Reshape":
+        clip = index.producers.get(clip.input[0])
     if clip is not None and clip.op_type == "Clip":
         bounds = [index.constant(name) for name in clip.input[1:3]]
         low = low if bounds[0] is None else int(bounds[0])

@@ -18,6 +18,11 @@ QONNX_DOMAIN = "qonnx.custom_op.general"
 FLOAT_TYPE, INT8_TYPE = 1, 3
 
 
+def int32_steps(bias: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+    """A bias in steps of the layer's products."""
+    return np.clip(np.rint(bias.astype(np.float64) / scale), INT32.min, INT32.max).astype(np.int32)
+
+
 class Quantizers:
     """Writes QDQ nodes into a graph under construction."""
 
@@ -75,7 +80,7 @@ class Quantizers:
 
     def int32_bias(self, bias: npt.NDArray[np.float32], scale: npt.NDArray[np.float32], name: str) -> gs.Variable:
         """A bias in steps of the layer's products."""
-        quantized = np.clip(np.rint(bias.astype(np.float64) / scale), INT32.min, INT32.max).astype(np.int32)
+        quantized = int32_steps(bias, scale)
         inputs = [
             self._stored(f"{name}_codes", quantized),
             self.build.constant(f"{name}_scale", scale),

@@ -18,7 +18,7 @@ from onnxcalib.errors import ModelError, RecipeError
 from onnxcalib.mixed_precision.request import check_bits, check_overrides, naming_layers
 from onnxcalib.model.branches import Branch
 from onnxcalib.model.large_constants import large_constants
-from onnxcalib.model.layers import FloatNode, Layer, LayerList, choose, takes
+from onnxcalib.model.layers import FloatNode, Layer, LayerList, Product, choose, takes
 from onnxcalib.model.placement import InsertionPoints, find_insertion_points
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
@@ -27,6 +27,7 @@ from onnxcalib.model.shapes import input_specs
 from onnxcalib.numerics.losses import LossKind
 from onnxcalib.numerics.metric import Metric, MetricFunction
 from onnxcalib.pipeline.branch_data import BranchData
+from onnxcalib.pipeline.products import chosen_products, told_float, without_products
 from onnxcalib.plan import LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Listener, Progress, ignore, silent
 from onnxcalib.recipe import Recipe
@@ -66,6 +67,7 @@ class Job:
     run: Run = Run()  # where the values of stages are cached, and who hears of them
     overrides: Mapping[str, Override] = field(default_factory=dict)  # by layer
     metric: Metric | None = None  # what the user judges by, where the recipe asks for it
+    products: tuple[Product, ...] = ()  # of attention, whose operands are quantized
     proof: Dataset | None = None  # labelled samples that no stage sees, to prove what was promised
 
     @property
@@ -118,7 +120,8 @@ def start(
     listed = merged(graphs)
     if recipe.weight_only:
         listed = _fit_for_weights_alone(listed, target)
-    chosen, named = _chosen(listed, recipe, prepared)
+    layered, floats = without_products(recipe, listed)
+    chosen, named = _chosen(listed, layered, prepared)
     given = open_data(calibration, input_specs(prepared.proto), preprocess)
     # Samples are often sorted by class: any part of them should be like the whole.
     data, proof = shuffled(given, recipe.seed), None
@@ -127,7 +130,7 @@ def start(
     if recipe.mixed_precision.max_drop is not None:
         data, proof = split(data, len(data) // 2)
     jobs: list[Job] = []
-    whole, constants = prepared, []
+    whole, constants, multiplied = prepared, [], set[str]()
     left_out = {layer.name for layer in listed.layers} - chosen
 
     def wanted(name: str) -> bool:
@@ -144,16 +147,19 @@ def start(
         if layers and len(fed):
             own = by_layer(named.overrides, [layer.name for layer in layers])
             check_overrides(own, layers, target)
-            points = insertion_points(graph.model, layers, target, own)
+            products = chosen_products(graph.listed.products, target, wanted, floats)
+            multiplied |= {product.name for product in products}
+            points = insertion_points(graph.model, layers, target, own, products)
             many = workers or default_workers()
             job = Job(rounded, layers, points, target, fed, named, progress, graph.branch, many, tuple(found))
-            jobs.append(replace(job, overrides=own, metric=judge, proof=proof))
+            jobs.append(replace(job, overrides=own, metric=judge, proof=proof, products=products))
     if not jobs:
         raise ModelError(
             f"the calibration data never takes the branches of {prepared.source} that hold its layers.",
             "Give data that does.",
         )
-    return Start(whole, _without_untaken(listed, chosen, jobs), tuple(jobs), recipe, given, tuple(constants))
+    listed = told_float(_without_untaken(listed, chosen, jobs), multiplied, target)
+    return Start(whole, listed, tuple(jobs), recipe, given, tuple(constants))
 
 
 def _metric(recipe: Recipe, own: MetricFunction | None) -> Metric | None:
@@ -168,10 +174,14 @@ def _metric(recipe: Recipe, own: MetricFunction | None) -> Metric | None:
 
 
 def insertion_points(
-    model: Model, layers: Sequence[Layer], target: Target, overrides: Mapping[str, Override]
+    model: Model,
+    layers: Sequence[Layer],
+    target: Target,
+    overrides: Mapping[str, Override],
+    products: Sequence[Product] = (),
 ) -> InsertionPoints:
     """Where quantizers go: not at what a layer reads whose weight alone is to be quantized."""
-    points = find_insertion_points(model, layers, target)
+    points = find_insertion_points(model, layers, target, products)
     alone = {name for name, each in overrides.items() if each.precision is not None and each.precision.weight_only}
     floats = {layer.input for layer in layers if layer.name in alone}
     kept = {
@@ -192,7 +202,8 @@ def _chosen(listed: LayerList, recipe: Recipe, model: Model) -> tuple[set[str], 
             f"What stays float: {'; '.join(kinds)}." if kinds else "It has no Conv, Gemm or MatMul.",
         )
     readers = {use.node.name for constant in large_constants(model.proto.graph) for use in constant.uses}
-    chosen = choose(listed, recipe.include, recipe.exclude, readers)
+    others = {*readers, *(product.name for product in listed.products)}
+    chosen = choose(listed, recipe.include, recipe.exclude, others)
     if recipe.weights.block_size is not None and not any(layer.has_sums for layer in chosen):
         raise RecipeError(f"`block_size` has no effect: {source} has no Gemm or MatMul to quantize.", "Leave it out.")
     named = naming_layers(recipe, chosen)

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from onnxcalib.algorithms.broken import OutputNoise
 from onnxcalib.errors import ModelError, listed
-from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.job import Job, insertion_points
@@ -75,11 +74,13 @@ def leavable(job: Job, left: LeftFloat) -> LeftFloat:
 def leaving(job: Job, left: LeftFloat) -> Job:
     """The job with less to quantize."""
     layers = tuple(layer for layer in job.layers if layer.name not in left.layers)
-    return replace(job, layers=layers, points=_without(job, layers, left.tensors), run=job.run.changed_by(left))
+    products = tuple(product for product in job.products if not {*product.inputs} & {*left.tensors})
+    smaller = replace(job, layers=layers, products=products, run=job.run.changed_by(left))
+    return replace(smaller, points=_without(smaller, left.tensors))
 
 
-def _without(job: Job, layers: tuple[Layer, ...], floats: tuple[str, ...]) -> InsertionPoints:
-    points = insertion_points(job.model, layers, job.target, job.overrides)
+def _without(job: Job, floats: tuple[str, ...]) -> InsertionPoints:
+    points = insertion_points(job.model, job.layers, job.target, job.overrides, job.products)
     kept = {
         name: tensor
         for name, tensor in points.tensors.items()

@@ -115,6 +115,7 @@ class Target:
     power_of_two: bool = False  # scales of activations and weights
     rounding_safe: bool = False  # scales move so that no result lies halfway between two quantized values
     float_compute: bool = False  # keep runtimes from fusing convolutions into integer kernels
+    integer_products: bool = False  # of attention: products of two computed tensors, each on its own grid
     fixed_shapes: bool = False  # a free batch is written as one
     shared_constants: bool = True  # equal constants are stored once
     constants: Constants = Constants.FLOAT  # of those beside layers, and of weights that runtimes unpack in no product
@@ -145,6 +146,11 @@ class Target:
             narrow=Narrow.CLIP_CODES,
             constants=Constants.FLOAT,
         )
+
+    @property
+    def in_place(self) -> Target:
+        """The same with every layer in the form that the model has, for those who look for its nodes."""
+        return replace(self.simulated, bias_ops=tuple(op for op in self.bias_ops if op != "MatMul"))
 
     @property
     def weight_only(self) -> Target:

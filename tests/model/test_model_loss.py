@@ -76,7 +76,7 @@ class Whole:
         return self.write(self.plan)
 
     def write(self, plan: QuantPlan) -> onnx.ModelProto:
-        return replace(self.job, target=replace(self.job.target, storage=Storage.INT8)).write(plan)
+        return replace(self.job, target=replace(self.job.target.in_place, storage=Storage.INT8)).write(plan)
 
     @property
     def kinds(self) -> dict[str, OutputKind]:

@@ -75,6 +75,21 @@ CONV_NET = {
 }  # fmt: skip
 
 TRANSFORMER = [
+    # A layer with a bias is a Gemm of rows, and what both products of attention read has a grid.
+    Q("x"), "x_input_dequantized_rows(Q, const)", DQ, "x_input_quantized_sizes(Q)",
+    "DQ(x_input_dequantized_rows, const, const)", "key(DQ, DQ(const))", "value(DQ, DQ(const))",
+    "x_input_quantized_leading(x_input_quantized_sizes, const, const)", f"query{FULL}", "turn(key)",
+    "q_shape(x_input_quantized_leading, const)", Q("value"), "q(query, q_shape)", Q("turn"), DQ, Q("q"), DQ, DQ,
+    "scores(DQ, DQ)", "soft(scores)", Q("soft"), DQ, "mix(DQ, DQ)", "skip(x, mix)", Q("skip"),
+    "h_input_dequantized_rows(Q, const)", "h_input_quantized_sizes(Q)", "DQ(h_input_dequantized_rows, const, const)",
+    "h_input_quantized_leading(h_input_quantized_sizes, const, const)", f"up{FULL}",
+    "u1_shape(h_input_quantized_leading, const)", "u1(up, u1_shape)", "act(u1)", Q("act"),
+    "u_input_dequantized_rows(Q, const)", "u_input_quantized_sizes(Q)", "DQ(u_input_dequantized_rows, const, const)",
+    "u_input_quantized_leading(u_input_quantized_sizes, const, const)", f"down{FULL}",
+    "d_shape(u_input_quantized_leading, const)", "d(down, d_shape)", "out(skip, d)",
+]  # fmt: skip
+
+FLOAT_BIASES = [
     Q("x"), DQ, "query(DQ, DQ(const))", "key(DQ, DQ(const))", "value(DQ, DQ(const))", "query_bias(query, const)",
     "turn(key)", "scores(query_bias, turn)", "soft(scores)", "mix(soft, value)", "skip(x, mix)", Q("skip"), DQ,
     "up(DQ, DQ(const))", "up_bias(const, up)", "act(up_bias)", Q("act"), DQ, "down(DQ, DQ(const))",
@@ -97,7 +112,11 @@ BRANCHES = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("builder", "golden"),
-    [("conv_net", CONV_NET), ("transformer_block", dict.fromkeys(TARGETS, TRANSFORMER)), ("branches", BRANCHES)],
+    [
+        ("conv_net", CONV_NET),
+        ("transformer_block", {"ort": TRANSFORMER, "paper": FLOAT_BIASES}),
+        ("branches", BRANCHES),
+    ],
 )
 def test_structure(builder: str, golden: dict[str, list[str]], target: str) -> None:
     model = quantized(BUILDERS[builder](), target).model
@@ -123,6 +142,21 @@ EXPECTED = {
     "grouped": {"QLinearConv": 2},
     "branches": {"QLinearConv": 3, "QLinearSigmoid": 1, "QLinearMul": 1, "QLinearConcat": 1},
 }
+
+
+def test_onnxruntime_takes_in_biases_and_multiplies_integers_in_attention(tmp_path: Path) -> None:
+    ops = optimized_ops(quantized(BUILDERS["transformer_block"]()).model, tmp_path)
+    assert ops.count("QGemm") == 3
+    assert not {"MatMul", "FusedMatMul", "Gemm", "Relu", "DequantizeLinear"} & set(ops)
+    assert ops.count("Add") == 2  # the residual ones
+
+
+def test_an_output_that_a_product_reads_stays_float() -> None:
+    model = BUILDERS["transformer_block"]()
+    model.graph.output.append(onnx.helper.make_tensor_value_info("v", onnx.TensorProto.FLOAT, ["N", 4, 6]))
+    made = quantized(model, include=["query", "key", "scores", "mix"]).model
+    feed = feed_for(model, 2)
+    np.testing.assert_allclose(run(made, feed)["v"], run(model, feed)["v"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("bits", ["w8a8", "w4a8", "w3a5"])

@@ -166,7 +166,7 @@ class NetworkTuner:
 
     def written(self, plan: QuantPlan, target: Target) -> onnx.ModelProto:
         """The quantized model with one byte a code."""
-        return write_qdq(self.model, self.layers, plan, target.simulated)
+        return write_qdq(self.model, self.layers, plan, target.in_place)
 
 
 class _Training:
