@@ -13,7 +13,8 @@ from onnxcalib.algorithms.reconstruction.end_to_end import BIASES, END_TO_END, N
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import train_validation_split
 from onnxcalib.model.outputs import find_output_kinds
-from onnxcalib.numerics.losses import TEMPERATURE, OutputKind
+from onnxcalib.numerics.losses import TEMPERATURE
+from onnxcalib.numerics.output_kind import OutputKind
 from onnxcalib.pipeline.job import Job
 from onnxcalib.plan import QuantPlan
 from onnxcalib.progress import silent

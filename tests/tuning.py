@@ -34,7 +34,7 @@ class Judge:
     """A teacher that gives the losses it was told, then the last of them for ever, and keeps what it was shown."""
 
     def __init__(self, *losses: float, kinds: Any = None) -> None:
-        self.losses, self.kinds = list(losses), kinds
+        self.losses, self.kinds_that_count = list(losses), kinds
         self.shown: list[onnx.ModelProto] = []
 
     def loss_of(self, model: onnx.ModelProto) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,10 @@ import numpy.typing as npt
 from onnxcalib.algorithms.rounding import least_scale
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import Dataset
+from onnxcalib.data.padding import find_mask
 from onnxcalib.model.channel_statistics import (
     REACH,
+    SHARES,
     TINY_VARIANCE,
     bound_names,
     mean_name,
@@ -23,6 +26,8 @@ from onnxcalib.model.channel_statistics import (
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.numerics.positions import counts_for
 from onnxcalib.numerics.quant_params import QuantParams, broadcast
 from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.progress import Progress
@@ -104,14 +109,18 @@ class Tuner:
         layers = [layer for layer in self.layers if layer.takes_bias]
         wanted = [] if wanted is None else wanted
         # Whole batches between nodes that measure them: a pool would double what they take.
-        measuring = with_statistics(self.model.proto, layers, reach=self.reach) if not wanted else None
+        mask = find_mask(self.data)
+        padded = _padded(self.model, layers, self.data, mask)
+        measuring = with_statistics(self.model.proto, layers, None, self.reach, padded) if not wanted else None
         teacher = Session(measuring, pool=False) if measuring is not None else None
         quantized = write_qdq(self.model, self.layers, plan, self._plain())
-        student = Session(with_statistics(quantized, layers, LIMITS), pool=False)
+        student = Session(with_statistics(quantized, layers, LIMITS, padded=padded), pool=False)
         sums = (_Sums(layers), _Sums(layers))
         done = 0
         for place, feed in enumerate(self.data.batches(BATCH)):
             samples = samples_in(feed, self.data)
+            if mask is not None and padded:
+                feed |= {SHARES: _shares(feed[mask])}
             if teacher is not None:
                 wanted.append(self._wanted(layers, teacher.run(feed)))
             sums[0].add(wanted[place], samples)
@@ -132,6 +141,21 @@ class Tuner:
                 low, high = bound_names(layer)
                 wanted[low], wanted[high] = -FAR * np.ones_like(wanted[low]), FAR * np.ones_like(wanted[high])
         return wanted
+
+
+def _padded(model: Model, layers: Sequence[Layer], data: Dataset, mask: str | None) -> list[str]:
+    """The layers with a row for every position, some of which are padding."""
+    if mask is None:
+        return []
+    feed = next(iter(data.batches(2)))
+    shown = Session(with_outputs(model.proto, list(dict.fromkeys(layer.summed for layer in layers)))).run(feed)
+    known = {name: counts_for(value, feed[mask] != 0) is not None for name, value in shown.items()}
+    return [layer.name for layer in layers if layer.has_sums and known[layer.summed]]
+
+
+def _shares(mask: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    counts = (mask != 0).reshape(-1, 1)
+    return np.asarray(counts / max(counts.mean(), 1e-9), np.float32)
 
 
 def _as_inputs(layers: Sequence[Layer], wanted: Tensors) -> Tensors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,15 +17,17 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset, Feed, first
+from onnxcalib.data.padding import positions_that_count
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.switches import SwitchedModel, write_switched
 from onnxcalib.numerics.losses import sqnr_db
+from onnxcalib.numerics.positions import counted
 from onnxcalib.plan import LeftFloat, QuantPlan
 from onnxcalib.progress import Progress
-from onnxcalib.runtime.session import Session, Tensors
+from onnxcalib.runtime.session import Session, Tensors, fitting_batch
 from onnxcalib.targets import Target
 
 FloatArray = npt.NDArray[np.float64]
@@ -38,6 +40,7 @@ SAMPLES = 32  # that tell whether an output is sound
 PROBED_SAMPLES, PROBED_VALUES = (1, 8), 2**20
 BATCH = 8
 PART = 2**20  # values that are squared at a time
+KEPT_BYTES = 256 * 2**20  # of float outputs; where there are more, they are computed again
 PASSES = 32  # of the search, and again where weights are searched alone
 VAIN = 4  # quantizers that went without any gain, after which the search ends
 # Of all quantizers, or so many of a small network: beyond that it is no few layers that are broken.
@@ -65,15 +68,18 @@ class OutputNoise:
 
 
 class Reference:
-    """The float outputs on some samples."""
+    """The float outputs on some samples, at positions that count."""
 
     def __init__(self, model: Model, data: Dataset) -> None:
-        session = Session(model.proto, model.source)
+        self._session, self._data = Session(model.proto, model.source), data
         names = list(find_output_kinds(model.proto))
-        self._feeds = [(feed, session.run(feed)) for feed in data.batches(BATCH)]
-        signal = np.zeros(len(names))
-        for _, outputs in self._feeds:
-            signal += [_power(outputs[name]) for name in names]
+        self._batch = min(BATCH, fitting_batch(self._session, data))
+        self._kept: list[tuple[Feed, Tensors]] | None = []
+        signal, held = np.zeros(len(names)), 0
+        for feed, outputs in self._computed():
+            signal += [_power(counted(outputs[name], positions_that_count(feed))) for name in names]
+            held += sum(outputs[name].nbytes for name in names)
+            self._kept = None if self._kept is None or held > KEPT_BYTES else [*self._kept, (feed, outputs)]
         # Beside an output that is zero throughout, nobody can say what is much noise.
         self.names = [name for name, power in zip(names, signal, strict=True) if 0 < power < math.inf]
         self._signal = signal[[name in self.names for name in names]]
@@ -81,11 +87,14 @@ class Reference:
     def ratios(self, run: Callable[[Feed], Tensors]) -> FloatArray:
         """Noise over signal of each output; what is not a number counts as all noise."""
         noise = np.zeros(len(self.names))
-        for feed, exact in self._feeds:
-            made = run(feed)
+        for feed, exact in self._computed() if self._kept is None else self._kept:
+            made, counts = run(feed), positions_that_count(feed)
             with np.errstate(invalid="ignore", over="ignore"):
-                noise += [_power(exact[name], made[name]) for name in self.names]
+                noise += [_power(counted(exact[name], counts), counted(made[name], counts)) for name in self.names]
         return np.clip(np.nan_to_num(noise / self._signal, nan=np.inf), 1e-30, 1e30)
+
+    def _computed(self) -> Iterator[tuple[Feed, Tensors]]:
+        return ((feed, self._session.run(feed)) for feed in self._data.batches(self._batch))
 
 
 def _power(values: npt.NDArray[Any], other: npt.NDArray[Any] | None = None) -> float:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.layers import Layer
 from onnxcalib.numerics.patches import Windows, spaced, window_rows
+from onnxcalib.numerics.positions import Counts, counted
 from onnxcalib.numerics.quant_params import Array
 
 # The second moments of wider sums take more than half a gigabyte.
@@ -81,14 +82,16 @@ class LayerMatrix:
         split = matrix.reshape(groups, shape[1], shape[0] // groups, -1).transpose(0, 2, 1, 3)[..., ::-1]
         return np.ascontiguousarray(split).reshape(shape)
 
-    def rows(self, tensors: Sequence[Array], most: int, rng: np.random.Generator) -> list[Array]:
+    def rows(
+        self, tensors: Sequence[Array], most: int, rng: np.random.Generator, counts: Counts | None = None
+    ) -> list[Array]:
         """What the weights are multiplied with in tensors of one shape, as [groups, rows, columns].
 
-        The same rows of each, of a sample so many at most.
+        The same rows of each, of a sample so many at most; none of positions that do not count.
         """
         if self.windows is None:
             samples = len(tensors[0]) if tensors[0].ndim > 1 else 1
-            flat = [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
+            flat = [(kept := counted(tensor, counts)).reshape(-1, kept.shape[-1]) for tensor in tensors]
             chosen = _drawn(len(flat[0]), most * samples, rng)
             return [each[None, chosen] for each in flat]
         if self.strides:

@@ -10,10 +10,12 @@ import numpy as np
 import onnx
 
 from onnxcalib.data import Dataset
+from onnxcalib.data.padding import positions_that_count
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.pieces import Piece, Pieces
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_plain
+from onnxcalib.numerics.positions import Counts
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.plan import QuantPlan
 from onnxcalib.runtime.session import Session, Tensors
@@ -23,7 +25,8 @@ BATCH = 16
 # What lies on disk at a time; a piece that makes more is run again with the next one.
 DISK_BYTES = 8 * 2**30
 
-Take = Callable[[Array, Array], None]  # a batch of a tensor, in the float network and in the quantized one
+# A batch of a tensor, in the float network and in the quantized one, and the positions of its sequences that count.
+Take = Callable[[Array, Array, Counts | None], None]
 
 
 @dataclass
@@ -69,14 +72,14 @@ class Lockstep:
         """Runs both up to a tensor, and hands over its batches; layers before it are quantized by the plan."""
         piece = self._pieces.until(tensor)
         if piece is None:
-            for given in self._batches([tensor]):
-                take(given[0][tensor], given[1][tensor])
+            for counts, given in self._batches([tensor]):
+                take(given[0][tensor], given[1][tensor], counts)
             return
         sessions = Session(piece.model), Session(self._quantized(piece, plan))
         made = {name: (self._new(), self._new()) for name in piece.makes}
-        for given in self._batches(piece.reads):
+        for counts, given in self._batches(piece.reads):
             found = tuple(session.run(feed) for session, feed in zip(sessions, given, strict=True))
-            take(found[0][tensor], found[1][tensor])
+            take(found[0][tensor], found[1][tensor], counts)
             made = self._with(made, found)
         if made:
             self._held |= made
@@ -97,13 +100,14 @@ class Lockstep:
         for name in names:
             _remove(self._held.pop(name))
 
-    def _batches(self, names: Sequence[str]) -> Iterator[tuple[Tensors, Tensors]]:
+    def _batches(self, names: Sequence[str]) -> Iterator[tuple[Counts | None, Sequence[Tensors]]]:
         """The named tensors of both networks, which earlier pieces made or which are inputs of the model."""
         kept = [name for name in names if name in self._held]
         streams = [[self._held[name][side].batches() for name in kept] for side in (0, 1)]
         for feed in self.data.batches(BATCH):
             own = {name: feed[name] for name in names if name not in self._held}
-            yield tuple({**own, **dict(zip(kept, map(next, side), strict=True))} for side in streams)  # type: ignore[misc]
+            both = [{**own, **dict(zip(kept, map(next, side), strict=True))} for side in streams]
+            yield positions_that_count(feed), both
 
     def _new(self) -> Held:
         self._files += 1

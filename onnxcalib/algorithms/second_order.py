@@ -23,6 +23,7 @@ from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.moments import Moments
+from onnxcalib.numerics.positions import Counts
 from onnxcalib.numerics.quant_params import Array, QuantParams, dequantize, fake_quantize, of_each, with_least_scale
 from onnxcalib.numerics.range_estimators import blockwise_qparams, weight_qparams
 from onnxcalib.numerics.second_order import Grid, arriving_move, damped, round_columns
@@ -191,14 +192,14 @@ class Reading:
         self._rng = np.random.default_rng(zlib.crc32(tensor.encode()))
         self.moments = {reads: Moments() for reads in self._matrices}
 
-    def update(self, wanted: Array, read: Array) -> None:
-        """Takes a batch of the float and of the quantized network."""
+    def update(self, wanted: Array, read: Array, counts: Counts | None = None) -> None:
+        """Takes a batch of the float and of the quantized network, but for positions that do not count."""
         if not self._matrices or wanted.size == 0:
             return
         for qparams in self._grids:
             read = fake_quantize(read, qparams)
         for reads, matrix in self._matrices.items():
-            self.moments[reads].update(*matrix.rows((wanted, read), self._most[reads], self._rng))
+            self.moments[reads].update(*matrix.rows((wanted, read), self._most[reads], self._rng, counts))
 
 
 def _rows_of(matrix: LayerMatrix) -> int:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 
-from onnxcalib.data import Dataset, are_classes, place_of
+from onnxcalib.data import Dataset, Feed, are_classes, place_of
+from onnxcalib.data.padding import positions_that_count
 from onnxcalib.errors import DataError, RecipeError
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.prepare import Model
-from onnxcalib.numerics.losses import LossKind, ModelLoss, OutputKind, sqnr_db
-from onnxcalib.numerics.metric import Drop, Metric, MetricLoss
+from onnxcalib.numerics.losses import ModelLoss, Reference, kept_of, sqnr_db
+from onnxcalib.numerics.metric import Drop, Metric, MetricLoss, Taken
+from onnxcalib.numerics.output_kind import LossKind, OutputKind, kinds_that_count
+from onnxcalib.numerics.positions import Counts, counted
+from onnxcalib.numerics.quant_params import Array
+from onnxcalib.numerics.top_tokens import TopTokens, as_logits
 from onnxcalib.runtime.session import Session, Tensors, samples_in
 
 BATCH = 8  # samples; more take more memory and no less time
@@ -35,7 +41,7 @@ def check_loss(kind: Loss, kinds: Mapping[str, OutputKind], model: Model, data: 
     if data.labels is None or not are_classes(data.labels):
         hint = f"Add an array 'labels' to {data.source}, one class index a sample."
         raise RecipeError("`loss='cross-entropy'` needs the class of every sample.", hint)
-    name = next((name for name, output_kind in kinds.items() if output_kind is not OutputKind.VALUES), None)
+    name = next((name for name, output_kind in kinds.items() if output_kind.is_distribution), None)
     if name is None:
         raise RecipeError(f"`loss='cross-entropy'` needs a classifier, and {model.source} is none.", "Use mse.")
     output = Session(model.proto, model.source).run(next(iter(data.batches(BATCH))))[name]
@@ -63,7 +69,10 @@ class Distance:
 
 
 class Teacher:
-    """The float outputs on some data, kept for many comparisons."""
+    """The float outputs on some data, kept for many comparisons; of the logits of tokens the likeliest are kept.
+
+    Padding does not count.
+    """
 
     def __init__(
         self, model: Model, data: Dataset, kind: Loss = LossKind.DISTILLATION, temperature: float = 1.0
@@ -72,39 +81,71 @@ class Teacher:
         self.kinds = find_output_kinds(model.proto)
         check_loss(kind, self.kinds, model, data)
         session = Session(model.proto, model.source)
-        self._reference: list[Tensors] = [self._known_outputs(session.run(feed)) for feed in data.batches(BATCH)]
+        self._reference = [self._kept(session.run(feed), feed, labels) for feed, labels in _labelled(data)]
+
+    @property
+    def kinds_that_count(self) -> dict[str, OutputKind]:
+        """The outputs that the loss looks at, and what it takes them for."""
+        return kinds_that_count(self.kinds, LossKind.DISTILLATION if isinstance(self.kind, Metric) else self.kind)
 
     def loss_of(self, model: onnx.ModelProto) -> float:
         """The loss of a quantized model."""
-        return self.distance_of(model).loss
+        loss = new_loss(self.kinds, self.kind, self.temperature)
+        for batch in self._batches(model):
+            loss.update(batch.reference, batch.outputs, batch.labels, batch.counts)
+        return loss.value
 
     def drop_of(self, model: onnx.ModelProto) -> Drop:
         """What the metric falls by, and how sure that is."""
-        session, lost, done = Session(model, "the quantized model"), new_loss(self.kinds, self.kind), 0
+        lost = new_loss(self.kinds, self.kind)
         assert isinstance(lost, MetricLoss)
-        assert self.data.labels is not None
-        for feed, reference in zip(self.data.batches(BATCH), self._reference, strict=True):
-            samples = samples_in(feed, self.data)
-            lost.update(reference, self._known_outputs(session.run(feed)), self.data.labels[done : done + samples])
-            done += samples
+        for batch in self._batches(model):
+            lost.update(batch.reference, batch.outputs, batch.labels)
         return lost.drop
 
     def distance_of(self, model: onnx.ModelProto) -> Distance:
         """How far a quantized model is from the float one."""
-        session, loss = Session(model, "the quantized model"), new_loss(self.kinds, self.kind, self.temperature)
-        signal, noise, done = dict.fromkeys(self.kinds, 0.0), dict.fromkeys(self.kinds, 0.0), 0
-        for feed, reference in zip(self.data.batches(BATCH), self._reference, strict=True):
-            samples = samples_in(feed, self.data)
-            labels = self.data.labels[done : done + samples] if self.data.labels is not None else None
-            outputs = session.run(feed)
-            loss.update(reference, outputs, labels)
-            for name in self.kinds:
-                exact = reference[name].astype(np.float64)
-                signal[name] += float((exact**2).sum())
-                noise[name] += float(((exact - outputs[name]) ** 2).sum())
-            done += samples
+        loss = new_loss(self.kinds, self.kind, self.temperature)
+        signal, noise = dict.fromkeys(self.kinds, 0.0), dict.fromkeys(self.kinds, 0.0)
+        for batch in self._batches(model):
+            loss.update(batch.reference, batch.outputs, batch.labels, batch.counts)
+            for name, output_kind in self.kinds.items():
+                powers = batch.powers(name, probabilities=output_kind.is_of_probabilities)
+                signal[name], noise[name] = signal[name] + powers[0], noise[name] + powers[1]
         return Distance(loss.value, {name: sqnr_db(signal[name], noise[name]) for name in self.kinds})
 
-    def _known_outputs(self, outputs: Tensors) -> Tensors:
-        # A metric of the user's may look at any output.
-        return dict(outputs) if isinstance(self.kind, Metric) else {name: outputs[name] for name in self.kinds}
+    def _batches(self, model: onnx.ModelProto) -> Iterator[_Batch]:
+        session = Session(model, "the quantized model")
+        for (feed, labels), reference in zip(_labelled(self.data), self._reference, strict=True):
+            yield _Batch(reference, session.run(feed), labels, positions_that_count(feed))
+
+    def _kept(self, outputs: Tensors, feed: Feed, labels: Array | None) -> Reference | Taken:
+        if isinstance(self.kind, Metric):
+            assert labels is not None
+            return Taken.of(self.kind, outputs, labels)
+        known = {name: outputs[name] for name in self.kinds}
+        return kept_of(known, self.kinds_that_count, positions_that_count(feed))
+
+
+def _labelled(data: Dataset) -> Iterator[tuple[Feed, Array | None]]:
+    done = 0
+    for feed in data.batches(BATCH):
+        samples = samples_in(feed, data)
+        yield feed, data.labels[done : done + samples] if data.labels is not None else None
+        done += samples
+
+
+@dataclass(frozen=True)
+class _Batch:
+    reference: Any  # what the loss keeps
+    outputs: Tensors
+    labels: Array | None
+    counts: Counts | None
+
+    def powers(self, name: str, *, probabilities: bool) -> tuple[float, float]:
+        """The power of an output, and that of its noise."""
+        exact, output = self.reference[name], counted(self.outputs[name], self.counts)
+        if isinstance(exact, TopTokens):
+            return exact.squared_error(as_logits(output, probabilities=probabilities))
+        exact = counted(exact, self.counts).astype(np.float64)
+        return float((exact**2).sum()), float(((exact - output) ** 2).sum())

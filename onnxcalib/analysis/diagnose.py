@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from onnxcalib.data import Dataset, Preprocess, first, open_data, shuffled
+from onnxcalib.data.padding import positions_that_count
 from onnxcalib.errors import ModelError
 from onnxcalib.model.equalize import equalized_as
 from onnxcalib.model.layers import Layer, LayerList, find_layers
@@ -20,7 +21,8 @@ from onnxcalib.model.quantized import QuantizedFile
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs, typed
 from onnxcalib.model.subgraph import after, upstream, with_outputs
-from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, sqnr_db
+from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, Reference, kept_of, sqnr_db
+from onnxcalib.numerics.positions import Counts, counted
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import Recipe
 from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in
@@ -86,9 +88,11 @@ def diagnose(
     loss, done = ModelLoss(kinds, temperature=TEMPERATURE), 0
     for feed in data.batches(batch):
         floats, quantized = ({**feed, **session.run(feed)} for session in sessions)
-        loss.update(floats, quantized)
+        counts = positions_that_count(feed)
+        kept = kept_of(floats, loss.kinds, counts)
+        loss.update(kept, quantized, counts=counts)
         for probe in probes:
-            probe.update(floats, quantized)
+            probe.update(floats, quantized, kept, counts)
         done += samples_in(feed, data)
         progress("diagnose", min(done, len(data)), len(data))
     return Diagnosis(done, loss.value, tuple(probe.diagnosis() for probe in probes))
@@ -124,17 +128,17 @@ class _Probe:
         self.loss = loss
         self.signal = self.noise = self.own = 0.0
 
-    def update(self, floats: Tensors, quantized: Tensors) -> None:
-        reference = floats[self.reference].astype(np.float64)
+    def update(self, floats: Tensors, quantized: Tensors, kept: Reference, counts: Counts | None) -> None:
         alone = self.alone.run({name: floats[twin] for name, twin in self.reads.items()})
         made = {self.reference: alone[self.output]}
+        reference = counted(floats[self.reference], counts).astype(np.float64)
         self.signal += float((reference**2).sum())
-        self.noise += float(((reference - quantized[self.output]) ** 2).sum())
-        self.own += float(((reference - made[self.reference]) ** 2).sum())
+        self.noise += float(((reference - counted(quantized[self.output], counts)) ** 2).sum())
+        self.own += float(((reference - counted(made[self.reference], counts)) ** 2).sum())
         if self.rest is not None:
             made |= self.rest.run({**made, **{name: floats[name] for name in self.fed}})
         # Outputs that do not depend on the layer are the float model's own.
-        self.loss.update(floats, floats | made)
+        self.loss.update(kept, floats | made, counts=counts)
 
     def diagnosis(self) -> LayerDiagnosis:
         alone, together = (sqnr_db(self.signal, noise) for noise in (self.own, self.noise))

@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 
 from onnxcalib.data import Dataset, Feed, Preprocess, are_classes, open_data
+from onnxcalib.data.padding import positions_that_count
 from onnxcalib.data.spec import Labels
 from onnxcalib.errors import DataError
 from onnxcalib.model.io import file_bytes, load
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.losses import ModelLoss, OutputKind, sqnr_db
+from onnxcalib.numerics.losses import ModelLoss, sqnr_db
 from onnxcalib.numerics.metric import Metric, MetricFunction
+from onnxcalib.numerics.output_kind import OutputKind
+from onnxcalib.numerics.positions import Counts, counted
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe.metrics import find_metric
-from onnxcalib.runtime.session import Session, Tensors, samples_in
+from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in
 
 BATCH = 50
 LATENCY_RUNS = 30
@@ -77,13 +80,13 @@ def evaluate_files(
     sessions = [Session(proto, str(path)) for proto, path in zip(protos, paths, strict=True)]
     teacher = Session(float_proto, str(reference)) if float_proto is not None else None
     scores = [_Score(kinds, ModelLoss(kinds), metric) for _ in paths]
-    done = 0
-    for feed in data.batches(BATCH):
+    done, batch = 0, min(BATCH, *(fitting_batch(each, data) for each in (sessions[0], teacher or sessions[0])))
+    for feed in data.batches(batch):
         samples = samples_in(feed, data)
         labels = data.labels[done : done + samples] if data.labels is not None else None
-        expected = teacher.run(feed) if teacher is not None else None
+        expected, counts = teacher.run(feed) if teacher is not None else None, positions_that_count(feed)
         for session, score in zip(sessions, scores, strict=True):
-            score.update(session.run(feed), expected, labels)
+            score.update(session.run(feed), expected, labels, counts)
         done += samples
         progress("evaluate", done, len(data))
     times = _latencies([*sessions, *([teacher] if teacher is not None else [])], next(iter(data.batches(1))))
@@ -134,10 +137,12 @@ class _Score:
     signal: float = 0.0
     noise: float = 0.0
 
-    def update(self, outputs: Tensors, expected: Tensors | None, labels: Labels | None) -> None:
+    def update(
+        self, outputs: Tensors, expected: Tensors | None, labels: Labels | None, counts: Counts | None = None
+    ) -> None:
         if self.metric is not None and labels is not None:
             self.parts.append(self.metric.take(outputs, labels))
-        distributions = (name for name, kind in self.kinds.items() if kind is not OutputKind.VALUES)
+        distributions = (name for name, kind in self.kinds.items() if kind.is_distribution)
         classes = next((name for name in distributions if outputs[name].size), None)
         if classes is not None and labels is not None and are_classes(labels) and outputs[classes].ndim == 2:
             self.right += int((outputs[classes].argmax(axis=-1) == labels).sum())
@@ -145,13 +150,15 @@ class _Score:
         if expected is None:
             return
         if classes is not None:
-            same = outputs[classes].argmax(axis=-1) == expected[classes].argmax(axis=-1)
+            first, second = (counted(each[classes], counts) for each in (outputs, expected))
+            same = first.argmax(axis=-1) == second.argmax(axis=-1)
             self.agreed += int(same.sum())
             self.compared += same.size
         for name in self.kinds:
-            self.signal += float((expected[name].astype(np.float64) ** 2).sum())
-            self.noise += float(((expected[name].astype(np.float64) - outputs[name]) ** 2).sum())
-        self.loss.update(expected, outputs)
+            exact = counted(expected[name], counts).astype(np.float64)
+            self.signal += float((exact**2).sum())
+            self.noise += float(((exact - counted(outputs[name], counts)) ** 2).sum())
+        self.loss.update(expected, outputs, counts=counts)
 
     def evaluation(self, path: Path, samples: int, spent: float, base: float | None) -> Evaluation:
         compared = base is not None

@@ -81,7 +81,7 @@ def file_summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
 
 def stage_summary(result: Result) -> list[str]:
     """What the stages did, a line each."""
-    lines = []
+    lines = [f"loss: {result.judged_by}"] if result.output_kinds else []
     if scaled := exponents_of(result.model):
         lines.append(f"equalization: {len(scaled)} layers before depthwise ones")
     if result.left is not None:
@@ -118,7 +118,7 @@ def _rounding(rounding: ChosenRounding) -> list[str]:
     """Which rounding was taken, judged after batch-norm tuning, and what it leaves out."""
     taken = "not kept" if rounding.strength is None else f"strength {rounding.strength:g}"
     skipped = [f"rounded to nearest: {reason}" for reason in rounding.skip_reasons]
-    losses = f"held-out softened loss {rounding.before:.6g} to {rounding.after:.6g} after batch-norm tuning"
+    losses = f"held-out loss {rounding.before:.6g} to {rounding.after:.6g} after batch-norm tuning"
     return [f"second-order rounding: {losses}, {taken}", *skipped]
 
 
@@ -156,7 +156,7 @@ def _kept(budget: AccuracyBudget) -> str:
 
 def _fall(found: Tuned | Trained | NetworkTuned) -> str:
     kept = "" if found.after < found.before else ", not kept"
-    return f"held-out softened loss {found.before:.6g} to {found.after:.6g}{kept}"
+    return f"held-out loss {found.before:.6g} to {found.after:.6g}{kept}"
 
 
 def sensitivity_table(table: SensitivityTable) -> Table:

@@ -12,8 +12,8 @@ from onnxcalib.algorithms.teacher import Loss, Teacher
 from onnxcalib.data import Dataset, MixedPairs, can_be_mixed, first
 from onnxcalib.mixed_precision.rerank import Score, most_measurements
 from onnxcalib.model.prepare import Model
-from onnxcalib.numerics.losses import LossKind
 from onnxcalib.numerics.metric import Metric
+from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.progress import Checkpoint, Progress
 from onnxcalib.recipe import Precision
 

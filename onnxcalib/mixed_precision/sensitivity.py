@@ -12,6 +12,7 @@ import onnx
 
 from onnxcalib.algorithms.teacher import Loss, check_loss, new_loss
 from onnxcalib.data import Dataset
+from onnxcalib.data.padding import positions_that_count
 from onnxcalib.mixed_precision.costs import Problem, unmeasured
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.layers import Layer
@@ -20,8 +21,9 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_plain, write_qdq
 from onnxcalib.model.shapes import typed
 from onnxcalib.model.subgraph import after, layer_model, with_outputs
-from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss
+from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, Reference, kept_of
 from onnxcalib.numerics.metric import Metric, MetricLoss
+from onnxcalib.numerics.positions import Counts
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.plan import QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
@@ -74,7 +76,13 @@ class _Probe:
     """One layer: its sessions at every choice, and the one for what comes after it."""
 
     def __init__(
-        self, problem: Problem, layer: Layer, base: onnx.ModelProto, loss: Callable[[float], ModelLoss | MetricLoss]
+        self,
+        problem: Problem,
+        layer: Layer,
+        base: onnx.ModelProto,
+        loss: Callable[[float], ModelLoss | MetricLoss],
+        *,
+        softens: bool,
     ) -> None:
         self.layer = layer
         alone = layer_model(problem.model, layer)
@@ -85,16 +93,19 @@ class _Probe:
         rest, self.fed = after(base, layer.activated) if self.choices else (None, ())
         self.rest = Session(rest, pool=False) if rest is not None else None
         self.losses = {choice: loss(1.0) for choice in self.choices}
-        self.softened = {choice: loss(TEMPERATURE) for choice in self.choices}
+        self.softened = {choice: loss(TEMPERATURE) for choice in self.choices} if softens else {}
 
-    def update(self, tensors: Tensors, outputs: Tensors, reference: Tensors, labels: Array | None) -> None:
+    def update(
+        self, tensors: Tensors, outputs: Tensors, reference: Reference, labels: Array | None, counts: Counts | None
+    ) -> None:
         for choice, session in self.sessions.items():
             made = session.run({self.layer.input: tensors[self.layer.input]})
             if self.rest is not None:
                 made |= self.rest.run({**made, **{name: tensors[name] for name in self.fed}})
             # Outputs that do not depend on the layer are those of the base model.
             for losses in (self.losses, self.softened):
-                losses[choice].update(reference, outputs | made, labels)
+                if losses:
+                    losses[choice].update(reference, outputs | made, labels, counts)
 
 
 class _Probes:
@@ -103,7 +114,12 @@ class _Probes:
         self.kinds = find_output_kinds(problem.model.proto)
         plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
         proto = typed(write_plain(problem.model, problem.layers, plan, problem.target))
-        self.probes = [_Probe(problem, layer, proto, self._new_loss) for layer in problem.layers]
+        # Where every position has a say, a temperature changes nothing.
+        base_loss = self._new_loss(1.0)
+        self.softens = isinstance(base_loss, ModelLoss) and any(
+            kind.is_distribution and not kind.is_of_tokens for kind in base_loss.kinds.values()
+        )
+        self.probes = [_Probe(problem, layer, proto, self._new_loss, softens=self.softens) for layer in problem.layers]
         reads = [name for probe in self.probes for name in (probe.layer.input, *probe.fed)]
         inputs = {value.name for value in proto.graph.input}
         outputs = [value.name for value in proto.graph.output]
@@ -118,12 +134,13 @@ class _Probes:
 
     def update(self, feed: Tensors, reference: Tensors, labels: Array | None, samples: int) -> None:
         outputs = self.base.run(feed)
-        tensors = {**feed, **outputs}
-        self.base_loss.update(reference, outputs, labels)
-        self.base_softened.update(reference, outputs, labels)
+        tensors, counts = {**feed, **outputs}, positions_that_count(feed)
+        kept = kept_of(reference, self.base_loss.kinds, counts) if isinstance(self.base_loss, ModelLoss) else reference
+        self.base_loss.update(kept, outputs, labels, counts)
+        self.base_softened.update(kept, outputs, labels, counts)
         self.elements |= {probe.layer.input: tensors[probe.layer.input].size / samples for probe in self.probes}
         for probe in self.probes:
-            probe.update(tensors, outputs, reference, labels)
+            probe.update(tensors, outputs, kept, labels, counts)
 
     def state(self) -> dict[str, Any]:
         """All that was measured so far."""
@@ -154,7 +171,9 @@ class _Probes:
         """The increases of the softened loss, scaled to add up to those of the loss itself."""
         probed = [(probe, choice) for probe in self.probes for choice in probe.choices]
         hard = [probe.losses[choice].value - self.base_loss.value for probe, choice in probed]
-        soft = [probe.softened[choice].value - self.base_softened.value for probe, choice in probed]
+        soft = hard
+        if self.softens:
+            soft = [probe.softened[choice].value - self.base_softened.value for probe, choice in probed]
         if not (sum(hard) > 0 and sum(soft) > 0):
             soft = hard
         scale = sum(hard) / sum(soft) if sum(hard) > 0 else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx
@@ -17,6 +17,7 @@ from onnxcalib.model.layers import Layer
 TINY_VARIANCE = 1e-10
 # Values further from the mean than this many deviations are outliers.
 REACH = 2.0
+SHARES = "onnxcalib:shares"  # the input with how much each row of a padded layer counts
 
 
 def mean_name(layer: Layer) -> str:
@@ -40,25 +41,32 @@ def wanted_name(output: str) -> str:
 
 
 def with_statistics(
-    model: onnx.ModelProto, layers: Sequence[Layer], limits: tuple[float, float] | None = None, reach: float = REACH
+    model: onnx.ModelProto,
+    layers: Sequence[Layer],
+    limits: tuple[float, float] | None = None,
+    reach: float = REACH,
+    padded: Collection[str] = (),
 ) -> onnx.ModelProto:
     """The model with channel means and variances as its only outputs.
 
     With limits it also normalizes each layer's batch to the wanted statistics, by a factor kept within the limits, so
-    that later layers see corrected inputs.
+    that later layers see corrected inputs. Of the padded layers, rows count by the input SHARES, one on average.
     """
 
     def change(graph: gs.Graph) -> None:
-        builder = _Builder(graph, opset_of(model), reach)
+        builder = _Builder(graph, opset_of(model), reach, padded)
         graph.outputs = [value for layer in layers for value in builder.add(layer, limits)]
 
     return edit(model, change)
 
 
 class _Builder(SurgeonBuilder):
-    def __init__(self, graph: gs.Graph, opset: int, reach: float) -> None:
+    def __init__(self, graph: gs.Graph, opset: int, reach: float, padded: Collection[str] = ()) -> None:
         super().__init__(graph)
-        self.opset, self.reach = opset, reach
+        self.opset, self.reach, self.padded = opset, reach, padded
+        self.shares = gs.Variable(SHARES, np.float32, ["rows", 1])
+        if padded:
+            graph.inputs.append(self.shares)
         self.nodes = {node.name: node for node in graph.nodes}
 
     def add(self, layer: Layer, limits: tuple[float, float] | None) -> list[gs.Variable]:
@@ -114,6 +122,7 @@ class _Builder(SurgeonBuilder):
             axes = [0, *range(2, 2 + self._places(layer))]
             return self._reduce_mean(tensor, axes, keep=True)
         rows = self.node("Reshape", [tensor, self._ints(f"{name}_rows", [-1, layer.channels])])
+        rows = self.node("Mul", [rows, self.shares]) if layer.name in self.padded else rows
         return self._reduce_mean(rows, [0], keep=False)
 
     def _reduce_mean(self, tensor: gs.Variable, axes: list[int], *, keep: bool) -> gs.Variable:

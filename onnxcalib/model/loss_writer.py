@@ -146,10 +146,11 @@ class LossWriter(ProtoBuilder):
         """The mean of all elements."""
         return self.node("ReduceMean", [tensor], keepdims=0)
 
-    def squared_error(self, tensor: str, target: str, energy: float) -> str:
-        """The mean squared difference, relative to an energy."""
+    def squared_error(self, tensor: str, target: str, energy: float, share: str | None = None) -> str:
+        """The mean squared difference, relative to an energy; by shares where not every element counts."""
         gap = self.node("Sub", [tensor, target])
-        whole = self.mean(self.node("Mul", [gap, gap]))
+        squares = self.node("Mul", [gap, gap])
+        whole = self.mean(squares if share is None else self.node("Mul", [squares, share]))
         return self.node("Mul", [whole, self.number("share", np.float32(1 / max(energy, 1e-30)))])
 
     def finish(self, loss: str) -> onnx.ModelProto:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -15,7 +15,9 @@ from onnx import numpy_helper
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.loss_writer import Along, LossWriter
-from onnxcalib.numerics.losses import TEMPERATURE, OutputKind
+from onnxcalib.numerics.losses import TEMPERATURE, log_probabilities, temperature_of
+from onnxcalib.numerics.output_kind import OutputKind
+from onnxcalib.numerics.positions import Counts, counts_for
 from onnxcalib.numerics.quant_params import spread
 from onnxcalib.plan import QuantPlan
 
@@ -54,8 +56,13 @@ def input_scale_name(tensor: str) -> str:
 
 
 def reference_name(output: str) -> str:
-    """The input that takes the float model's output; as softened probabilities where it is a distribution."""
+    """The input that takes the float model's output; as `model_reference` makes it."""
     return f"{output}:reference"
+
+
+def share_name(tensor: str) -> str:
+    """The input that takes how much each position of a tensor counts, one on average."""
+    return f"{tensor}:share"
 
 
 def distillation_loss(
@@ -66,10 +73,12 @@ def distillation_loss(
     kinds: Mapping[str, OutputKind],
     reference: Mapping[str, npt.NDArray[np.float32]],
     hints: Sequence[str] = (),
+    padded: Collection[str] = (),
 ) -> onnx.ModelProto:
     """Requires the plan's written model with one byte a value; reference gives ranks and energies of outputs and hints.
 
-    Hints are inner tensors whose mean relative error is added, as many times as the input HINTED says.
+    Hints are inner tensors whose mean relative error is added, as many times as the input HINTED says. Values and hints
+    among the padded tensors are weighted by their shares; references of others are zero where nothing counts.
     """
     form = _FloatForm(quantized, layers, plan, parameters)
     form.write()
@@ -81,14 +90,22 @@ def distillation_loss(
         return writer.input(reference_name(name), sizes if reference[name].ndim else None)
 
     def squared_error(name: str) -> str:
-        return writer.squared_error(name, wanted(name), float(np.mean(np.square(reference[name], dtype=np.float64))))
+        energy = float(np.mean(np.square(reference[name], dtype=np.float64)))
+        share = None
+        if name in padded:
+            wide: list[int | str] = [1] * (reference[name].ndim - 1)
+            share = writer.input(share_name(name), [f"{name}:1", *wide[1:]] if len(wide) > 1 else wide)
+        return writer.squared_error(name, wanted(name), energy, share)
 
     def total(parts: Sequence[str]) -> str:
         return reduce(lambda added, part: writer.node("Add", [part, added]), reversed(parts))
 
     def error(name: str, kind: OutputKind) -> str:
-        values = kind is OutputKind.VALUES
-        return squared_error(name) if values else _cross_entropy(writer, name, wanted(name), kind)
+        if kind is OutputKind.VALUES:
+            return squared_error(name)
+        if kind is OutputKind.EMBEDDING:
+            return _cosine_distance(writer, name, wanted(name))
+        return _cross_entropy(writer, name, wanted(name), kind)
 
     loss = total([error(name, kind) for name, kind in kinds.items()])
     if hints:
@@ -99,12 +116,53 @@ def distillation_loss(
 
 def _cross_entropy(writer: LossWriter, name: str, wanted: str, output_kind: OutputKind) -> str:
     """The softened divergence but for the float model's own entropy, which nothing changes."""
-    logits = name if output_kind is OutputKind.LOGITS else writer.node("Log", [writer.clip(name, SMALLEST, 1.0)])
-    softened = writer.node("Div", [logits, writer.number("temperature", np.float32(TEMPERATURE))])
-    logarithms = writer.node("LogSoftmax", [softened], axis=-1)
+    logits = writer.node("Log", [writer.clip(name, SMALLEST, 1.0)]) if output_kind.is_of_probabilities else name
+    temperature = temperature_of(output_kind, TEMPERATURE)
+    if temperature != 1:
+        logits = writer.node("Div", [logits, writer.number("temperature", np.float32(temperature))])
+    logarithms = writer.node("LogSoftmax", [logits], axis=-1)
     axes = writer.constant("axes", np.array([-1], np.int64))
     each = writer.node("ReduceSum", [writer.node("Mul", [wanted, logarithms]), axes], keepdims=0)
     return writer.node("Neg", [writer.mean(each)])
+
+
+def _cosine_distance(writer: LossWriter, name: str, wanted: str) -> str:
+    """Minus the cosine with rows of length one, and one more."""
+    axes = writer.constant("axes", np.array([-1], np.int64))
+    along = writer.node("ReduceSum", [writer.node("Mul", [name, wanted]), axes], keepdims=0)
+    squares = writer.node("ReduceSum", [writer.node("Mul", [name, name]), axes], keepdims=0)
+    length = writer.node("Sqrt", [writer.node("Add", [squares, writer.number("least", np.float32(SMALLEST))])])
+    cosine = writer.mean(writer.node("Div", [along, length]))
+    return writer.node("Sub", [writer.number("one", np.float32(1)), cosine])
+
+
+def model_reference(
+    outputs: Mapping[str, npt.NDArray[Any]],
+    kinds: Mapping[str, OutputKind],
+    padded: Collection[str] = (),
+    counts: Counts | None = None,
+) -> dict[str, FloatArray]:
+    """Outputs and inner tensors of the float model as the loss takes them: probabilities, or rows of length one.
+
+    What does not count is zero there; how much the positions of others count stands beside them.
+    """
+    found: dict[str, FloatArray] = {}
+    for name, output in outputs.items():
+        kind, own = kinds.get(name, OutputKind.VALUES), counts_for(output, counts)
+        if own is None:
+            own = np.ones(output.shape[: 2 if output.ndim > 2 else 1], np.bool_)
+        share = np.asarray(own / max(own.mean(), 1e-9), np.float32).reshape(*own.shape, *[1] * (output.ndim - own.ndim))
+        if kind is OutputKind.VALUES:
+            found[reference_name(name)] = output
+            if name in padded:
+                found[share_name(name)] = share
+            continue
+        if kind is OutputKind.EMBEDDING:
+            rows = output / np.maximum(np.linalg.norm(output, axis=-1, keepdims=True), SMALLEST)
+        else:
+            rows = np.exp(log_probabilities(output, kind, temperature_of(kind, TEMPERATURE)))
+        found[reference_name(name)] = np.asarray(rows * share if name in padded else rows, np.float32)
+    return found
 
 
 class _FloatForm:

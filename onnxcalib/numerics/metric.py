@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxcalib.errors import RecipeError, first_line
+from onnxcalib.numerics.positions import Counts
 
 Array = npt.NDArray[Any]
 Scores = npt.NDArray[np.float64]
@@ -66,6 +67,19 @@ class Drop:
         return 0.5 * math.erfc((most - self.value) / (self.error * math.sqrt(2)))
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A batch of the float model's outputs as a metric took them in, which is often little."""
+
+    outputs: tuple[str, ...]
+    part: Any
+
+    @classmethod
+    def of(cls, metric: Metric, outputs: Outputs, labels: Array) -> Taken:
+        """What a metric needs of outputs."""
+        return cls(tuple(outputs), metric.take(outputs, labels))
+
+
 class MetricLoss:
     """What a metric falls by, gathered batch by batch like any other loss of a model."""
 
@@ -74,11 +88,18 @@ class MetricLoss:
         self._before: list[Any] = []
         self._after: list[Any] = []
 
-    def update(self, reference: Outputs, outputs: Outputs, labels: Array | None = None) -> None:
+    def update(
+        self,
+        reference: Mapping[str, Any] | Taken,
+        outputs: Outputs,
+        labels: Array | None = None,
+        counts: Counts | None = None,  # noqa: ARG002 - labels tell what counts
+    ) -> None:
         """Takes the outputs of a batch."""
         assert labels is not None
-        own = {name: outputs[name] for name in reference}  # a probe shows inner tensors too
-        self._before.append(self.metric.take(reference, labels))
+        before = reference if isinstance(reference, Taken) else Taken.of(self.metric, reference, labels)
+        own = {name: outputs[name] for name in before.outputs}  # a probe shows inner tensors too
+        self._before.append(before.part)
         self._after.append(self.metric.take(own, labels))
 
     @property

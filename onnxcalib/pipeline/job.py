@@ -24,8 +24,8 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.read import Graph, graphs_of, merged, read_prepared
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.losses import LossKind
 from onnxcalib.numerics.metric import Metric, MetricFunction
+from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.pipeline.branch_data import BranchData
 from onnxcalib.pipeline.products import chosen_products, told_float, without_products
 from onnxcalib.plan import LeftFloat, QuantPlan, StoredConstant
@@ -78,6 +78,12 @@ class Job:
             return kind
         assert self.metric is not None
         return self.metric
+
+    @property
+    def float_loss(self) -> LossKind:
+        """What compares with the float model where labels are not to judge: for ranges, and for all that trains."""
+        kind: LossKind = self.recipe.get("loss")
+        return LossKind.DISTILLATION if kind in (LossKind.METRIC, LossKind.CROSS_ENTROPY) else kind
 
     def write(self, plan: QuantPlan) -> onnx.ModelProto:
         """The quantized graph of a plan, as the target wants it."""

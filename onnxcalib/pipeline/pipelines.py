@@ -13,12 +13,14 @@ import onnx
 from onnxcalib.autodiff.gradients import choose_engine
 from onnxcalib.cache.folder import check_run_directory
 from onnxcalib.data import Preprocess, why_not_parted
-from onnxcalib.data.absent import no_data
+from onnxcalib.data.absent import is_absent, no_data
+from onnxcalib.data.padding import find_mask
 from onnxcalib.files import check_outputs
 from onnxcalib.mixed_precision.request import add_cost_tables, check_mixed
 from onnxcalib.model.branches import with_branch
 from onnxcalib.model.files import model_outputs
 from onnxcalib.model.left_float import with_left_float
+from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.shapes import with_fixed_batch
 from onnxcalib.model.short_names import with_short_names
 from onnxcalib.model.stored import store_constants
@@ -225,7 +227,9 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
             first.run.listener(Event("warning", {"message": message}))
     plan = replace(reduce(QuantPlan.joined, plans), constants=constants)
     told = {**vars(outcomes[0]), "plan": plan, "left": left}
-    return Result(**told, model=whole, layers=listed, recipe=started.asked)
+    mask = None if is_absent(started.data) else find_mask(started.data)
+    kinds = find_output_kinds(started.model.proto)
+    return Result(**told, model=whole, layers=listed, recipe=started.asked, output_kinds=kinds, mask=mask)
 
 
 def _assemble(

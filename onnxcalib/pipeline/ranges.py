@@ -8,7 +8,7 @@ from onnxcalib.algorithms.calibration import Statistics
 from onnxcalib.algorithms.rounding import CandidatePrecisions, Ranges, Rounding
 from onnxcalib.algorithms.teacher import Distance, Teacher
 from onnxcalib.data import first
-from onnxcalib.numerics.losses import TEMPERATURE, LossKind
+from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline.job import Job
 from onnxcalib.plan import Candidates
 from onnxcalib.recipe import MAX_BITS, RangeMethod
@@ -37,8 +37,7 @@ def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -
     if job.recipe.ranges is not RangeMethod.AUTO:
         return at((job.recipe.ranges, job.recipe.ranges))
     lowest = {name: choices[0] if len(choices) == 1 else min(job.recipe.bits) for name, choices in precisions.items()}
-    kind = LossKind.MSE if job.recipe.loss is LossKind.MSE else LossKind.DISTILLATION
-    teacher = Teacher(job.model, first(job.data, SAMPLES), kind, TEMPERATURE)
+    teacher = Teacher(job.model, first(job.data, SAMPLES), job.float_loss, TEMPERATURE)
     tried = (MSE, MINMAX) if job.recipe.weight_only else TRIED
     distances = {}
     for done, estimators in enumerate(tried, 1):

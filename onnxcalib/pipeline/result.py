@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -19,6 +19,7 @@ from onnxcalib.model.files import model_outputs
 from onnxcalib.model.io import write_model
 from onnxcalib.model.layers import LayerList
 from onnxcalib.numerics.metric import Drop
+from onnxcalib.numerics.output_kind import Kinds, LossKind, loss_in_words
 from onnxcalib.plan import LeftFloat, QuantPlan
 from onnxcalib.recipe import Recipe
 
@@ -60,6 +61,15 @@ class Result(Outcome):
     recipe: Recipe
     output: Path | None = None  # the file that it was written to
     reads: Inputs = ()  # the files that it was made from
+    output_kinds: Kinds = field(default_factory=dict)  # what the float outputs mean
+    mask: str | None = None  # the input that tells padding, which does not count
+
+    @property
+    def judged_by(self) -> str:
+        """What told a good model, in words."""
+        kind: LossKind = self.recipe.get("loss")
+        words = "drop of the metric" if kind is LossKind.METRIC else loss_in_words(self.output_kinds, kind)
+        return f"{words}; padding by '{self.mask}' does not count" if self.mask is not None else words
 
     def save(self, path: str | Path) -> None:
         """Writes the model file, under a temporary name first, but never in place of what it was made from."""

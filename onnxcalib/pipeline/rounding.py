@@ -50,7 +50,7 @@ def rounded_and_tuned(job: Job, plan: QuantPlan) -> Roundings:
 
 def kept_over_training(job: Job, rounded: QuantPlan, trained: QuantPlan) -> bool:
     """Whether the rounding alone is better than what training made of another; both on the scales that are written."""
-    teacher = Teacher(job.model, train_validation_split(job.data)[1], temperature=TEMPERATURE)
+    teacher = Teacher(job.model, train_validation_split(job.data)[1], job.float_loss, TEMPERATURE)
     return teacher.loss_of(job.simulate(rounded)) < teacher.loss_of(job.simulate(trained))
 
 

@@ -168,10 +168,10 @@ def metric_drop(job: Job, plan: QuantPlan, proves: bool) -> Drop:
     return Teacher(job.model, data, job.metric).drop_of(job.simulate(plan))
 
 
-@stage("sequential", TRAINING, title="sequential training", part=Optimised)
+@stage("sequential", (*TRAINING, "loss"), title="sequential training", part=Optimised)
 def sequential_training(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOINT) -> Trained:
     """Layer after layer, trained on the quantized network's inputs; kept if the held-out loss falls."""
-    teacher = Teacher(job.model, train_validation_split(job.data)[1], temperature=TEMPERATURE)
+    teacher = Teacher(job.model, train_validation_split(job.data)[1], job.float_loss, TEMPERATURE)
     trained, skip_reasons = layerwise(job, checkpoint).sequential(plan)
     before, after = (teacher.loss_of(job.simulate(each)) for each in (plan, trained))
     if after < before:
@@ -179,7 +179,7 @@ def sequential_training(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_C
     return Trained(plan, plan, before, before, skip_reasons)
 
 
-@stage("end-to-end", ("engine", "steps", "seed", "strict"), title="end-to-end training")
+@stage("end-to-end", ("engine", "steps", "seed", "strict", "loss"), title="end-to-end training")
 def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
     """All layers at once towards the float model's outputs, on most of the samples, judged on the others.
 
@@ -194,7 +194,7 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
     return replace(last, before=found.before)
 
 
-@stage("biases", ("engine", "steps", "seed", "strict"), title="bias tuning")
+@stage("biases", ("engine", "steps", "seed", "strict", "loss"), title="bias tuning")
 def bias_tuning(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
     """Bias tuning on most of the samples, judged on the others."""
     return _through_network(job, plan, bias_schedule(job.recipe.training.steps), checkpoint)
@@ -270,7 +270,7 @@ def _problem(job: Job, candidates: Candidates) -> Problem:
 
 def _through_network(job: Job, plan: QuantPlan, schedule: Schedule, checkpoint: Checkpoint) -> NetworkTuned:
     data, held_out = train_validation_split(job.data)
-    teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
+    teacher = Teacher(job.model, held_out, job.float_loss, TEMPERATURE)
     how = (job.recipe.get("engine"), schedule, job.recipe.seed, job.workers, job.recipe.get("strict"))
     tuner = NetworkTuner(job.model, job.layers, job.points, job.target, data, teacher, *how)
     return tuner.tune(plan, job.progress, checkpoint)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxcalib.errors import RecipeError
-from onnxcalib.numerics.losses import LossKind
+from onnxcalib.numerics.output_kind import LossKind
 
 MIN_BITS, MAX_BITS = 2, 8
 FLOAT_BITS = 32  # of an activation that is not quantized

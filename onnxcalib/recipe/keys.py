@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from onnxcalib.numerics.losses import LossKind
 from onnxcalib.numerics.metrics import METRICS
+from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.recipe.choices import (
     BatchNormReference,
     Engine,

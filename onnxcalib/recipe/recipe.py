@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnxcalib.errors import RecipeError
-from onnxcalib.numerics.losses import LossKind
+from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.recipe.choices import (
     BatchNormReference,
     Engine,

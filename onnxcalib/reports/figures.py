@@ -202,7 +202,7 @@ def tuning(report: ReportData) -> Drawing | None:
     rows = report["stages"]
     if not rows:
         return None
-    drawn, axes = drawing("tuning", "Held-out softened loss before and after each step", 0.9 + 0.5 * len(rows))
+    drawn, axes = drawing("tuning", "Held-out loss before and after each step", 0.9 + 0.5 * len(rows))
     for key, shift, colour in (("before", -0.2, MUTED), ("after", 0.2, FIRST)):
         places = [place + shift for place in range(len(rows))]
         axes.barh(places, [row[key] for row in rows], height=0.36, color=colour, label=key)

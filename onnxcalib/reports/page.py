@@ -91,7 +91,7 @@ def _outcome(report: ReportData) -> str:
     )
     own = " These samples calibrated the model: expect a little less on others." if out["calibrated_on_it"] else ""
     return (
-        f"<p>Asked: {text(asked)}.</p><div class=cards>{shown}</div>"
+        f"<p>Asked: {text(asked)}. Judged by: {text(report['judged_by'])}.</p><div class=cards>{shown}</div>"
         f"<p class=muted>Measured on {text(out['data'])}, {after['samples']:,} samples.{own}</p>"
     )
 

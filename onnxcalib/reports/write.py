@@ -112,6 +112,7 @@ def _gather(
     return {
         "format": collect.FORMAT,
         "asked": collect.asked(result.recipe),
+        "judged_by": result.judged_by,
         "outcome": collect.outcome(evaluations, measured_on.source, own=test is None),
         "layers": rows,
         "network": blocks(prepared, listed),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxcalib.data.padding import positions_that_count
+from onnxcalib.data import open_data
+from onnxcalib.data.padding import find_mask, positions_that_count
+from onnxcalib.data.spec import InputSpec
 from onnxcalib.numerics.positions import counted, counts_for
 
 IDS = np.array([[5, 6, 7, 0], [8, 9, 0, 0]])
@@ -58,3 +60,11 @@ def test_tensors_without_positions_are_whole(shape: tuple[int, ...]) -> None:
     values = np.zeros(shape)
     assert counts_for(values, MASK == 1) is None
     assert counted(values, MASK == 1) is values
+
+
+def test_a_mask_without_a_name_is_found_among_samples_that_pad_nothing() -> None:
+    full = {"ids": np.array([[5, 6, 7, 8]] * 2), "input_2": np.ones((2, 4), np.int64)}
+    specs = [InputSpec(name, np.dtype(np.int64), (None, None)) for name in full]
+    data = open_data([full, {"ids": IDS, "input_2": MASK}], specs)
+    assert find_mask(data) == "input_2"
+    assert find_mask(open_data([full], specs)) is None

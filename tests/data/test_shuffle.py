@@ -31,7 +31,7 @@ from onnxcalib.data import (
 from onnxcalib.data.augmentation import augmented, endless
 from onnxcalib.errors import DataError
 from onnxcalib.model.prepare import prepare
-from onnxcalib.numerics.losses import LossKind
+from onnxcalib.numerics.output_kind import LossKind
 
 F32 = np.dtype("float32")
 IMAGE = InputSpec("x", F32, (None, 1, 2, 2))

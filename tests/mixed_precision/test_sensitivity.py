@@ -35,7 +35,8 @@ from onnxcalib.model.layers import Layer
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import typed
 from onnxcalib.model.subgraph import after, with_outputs
-from onnxcalib.numerics.losses import TEMPERATURE, LossKind
+from onnxcalib.numerics.losses import TEMPERATURE
+from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.stages import sensitivities
 from onnxcalib.pipeline.sweep import candidates_of

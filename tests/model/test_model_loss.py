@@ -31,7 +31,8 @@ from onnxcalib.model.layers import Layer
 from onnxcalib.model.model_loss import HINTED, Parameter, bias_name, distillation_loss, reference_name
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.subgraph import with_outputs
-from onnxcalib.numerics.losses import TEMPERATURE, OutputKind
+from onnxcalib.numerics.losses import TEMPERATURE
+from onnxcalib.numerics.output_kind import OutputKind
 from onnxcalib.pipeline.job import Job
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Engine

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxcalib.numerics.losses import LossKind, ModelLoss, OutputKind, divergence, log_probabilities
+from onnxcalib.numerics.losses import MANY_TOKENS, ModelLoss, divergence, kept_of, log_probabilities
+from onnxcalib.numerics.output_kind import LossKind, OutputKind
+from onnxcalib.numerics.top_tokens import TopTokens
 
 logits = hnp.arrays(np.float32, (4, 5), elements=st.floats(-30, 30, width=32))
 
@@ -65,7 +67,7 @@ def test_values_lose_their_relative_squared_error() -> None:
     assert loss.value == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("head", OutputKind)
+@pytest.mark.parametrize("head", [each for each in OutputKind if each is not OutputKind.HIDDEN])
 def test_batches_and_outputs_add_up(head: OutputKind) -> None:
     reference, guess = (softmax(values) for values in np.random.default_rng(0).normal(size=(2, 11, 5)))
     whole, pieces, two = ModelLoss({"y": head}), ModelLoss({"y": head}), ModelLoss({"y": head, "z": head})
@@ -99,3 +101,52 @@ def test_mse_looks_at_every_output_as_values() -> None:
     loss = ModelLoss({"y": OutputKind.LOGITS}, LossKind.MSE)
     loss.update({"y": reference}, {"y": guess})
     assert loss.value == pytest.approx(np.sum((reference - guess) ** 2) / np.sum(reference**2), rel=1e-9)
+
+
+def test_tokens_lose_their_divergence_at_every_position_that_counts() -> None:
+    reference, guess = np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float32)
+    counts = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
+    loss = ModelLoss({"y": OutputKind.TOKEN_LOGITS}, temperature=4.0)
+    loss.update({"y": reference}, {"y": guess}, counts=counts)
+    assert loss.value == pytest.approx(by_definition(reference, guess)[counts].mean(), rel=1e-5)
+
+
+def test_embeddings_lose_by_their_angle_alone() -> None:
+    reference, guess = np.random.default_rng(0).normal(size=(2, 6, 5))
+    cosines = [a @ b / np.sqrt((a @ a) * (b @ b)) for a, b in zip(reference, guess, strict=True)]
+    for scale in (1.0, 17.0):
+        loss = ModelLoss({"y": OutputKind.EMBEDDING})
+        loss.update({"y": reference}, {"y": scale * guess})
+        assert loss.value == pytest.approx(1 - np.mean(cosines), rel=1e-9)
+
+
+def test_padding_does_not_count_for_values() -> None:
+    reference, guess = np.random.default_rng(0).normal(size=(2, 2, 3, 4))
+    counts = np.array([[1, 1, 0], [1, 0, 0]], bool)
+    wild = np.where(counts[..., None], guess, 1e6)
+    losses = []
+    for each in (guess, wild):
+        losses.append(ModelLoss({"y": OutputKind.VALUES}))
+        losses[-1].update({"y": reference}, {"y": each}, counts=counts)
+    assert losses[0].value == losses[1].value > 0
+
+
+@pytest.mark.parametrize("kind", [OutputKind.TOKEN_LOGITS, OutputKind.TOKEN_PROBABILITIES])
+def test_what_is_kept_of_many_tokens_tells_the_divergence(kind: OutputKind) -> None:
+    rng, many = np.random.default_rng(0), MANY_TOKENS + 300
+    # As languages have it: few tokens are likely, and most are not.
+    reference = (rng.normal(size=(2, 5, many)) - 3 * np.log(np.arange(1, many + 1))).astype(np.float32)
+    guess = (reference + 0.2 * rng.normal(size=reference.shape)).astype(np.float32)
+    counts = np.array([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], bool)
+    if kind is OutputKind.TOKEN_PROBABILITIES:
+        reference, guess = (softmax(each).astype(np.float32) for each in (reference, guess))
+    kept, exact = ModelLoss({"y": kind}), ModelLoss({"y": kind})
+    small = kept_of({"y": reference}, {"y": kind}, counts)["y"]
+    assert isinstance(small, TopTokens)
+    assert small.logits.nbytes + small.places.nbytes < reference.nbytes / 3
+    kept.update({"y": small}, {"y": guess}, counts=counts)
+    exact.update({"y": reference}, {"y": guess}, counts=counts)
+    assert 0.97 * exact.value < kept.value <= exact.value + 1e-6
+    same = ModelLoss({"y": kind})
+    same.update({"y": small}, {"y": reference}, counts=counts)
+    assert same.value == pytest.approx(0, abs=1e-6)

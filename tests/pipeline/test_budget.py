@@ -14,7 +14,7 @@ from onnxcalib.data import open_data, shuffled, split
 from onnxcalib.errors import RecipeError
 from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.losses import LossKind
+from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.pipeline.pipelines import quantize
 from onnxcalib.pipeline.result import Result
 from onnxcalib.recipe import Pipeline, RangeMethod, Recipe, parse_bits

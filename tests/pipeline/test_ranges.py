@@ -15,7 +15,7 @@ from onnxcalib.model.layers import find_layers
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.read import read_prepared
-from onnxcalib.numerics.losses import OutputKind
+from onnxcalib.numerics.output_kind import OutputKind
 from onnxcalib.pipeline.ranges import MINMAX, MSE, TRIED, select
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import RangeMethod, parse_bits

@@ -13,7 +13,7 @@ from recipe_files import assert_there_and_back, lists_of_words, words, written
 from said import refused
 
 from onnxcalib import Pipeline, Precision, Recipe, RecipeError, read_recipe
-from onnxcalib.numerics.losses import LossKind
+from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.recipe import BatchNormReference, parse_bits, parse_pair, read_options
 
 MIX = parse_bits("w4a4,w4a8,w8a8")

@@ -18,6 +18,7 @@ from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.autodiff.micro_batches import GROUPS, MicroBatchGradients
 from onnxcalib.data import Dataset, first
 from onnxcalib.data.augmentation import endless
+from onnxcalib.data.padding import find_mask
 from onnxcalib.model.bottlenecks import bottlenecks
 from onnxcalib.model.channel_statistics import variance_name, with_statistics
 from onnxcalib.model.layers import Layer
@@ -27,7 +28,7 @@ from onnxcalib.model.model_loss import (
     bias_name,
     distillation_loss,
     input_scale_name,
-    reference_name,
+    model_reference,
     weight_name,
     weight_scale_name,
 )
@@ -35,7 +36,7 @@ from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import bias_scale, write_qdq
 from onnxcalib.model.subgraph import with_outputs
-from onnxcalib.numerics.losses import TEMPERATURE, OutputKind, log_probabilities
+from onnxcalib.numerics.positions import Counts, counts_for
 from onnxcalib.numerics.quant_params import (
     QuantParams,
     dequantize,
@@ -133,7 +134,7 @@ class NetworkTuner:
     def tune(self, plan: QuantPlan, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
         """The held-out samples choose among the start and the states on the way, unless the last is to be taken."""
         before, schedule = self._loss(plan), self.schedule
-        if not self.teacher.kinds or not (schedule.weight or any(layer.takes_bias for layer in self.layers)):
+        if not self.teacher.kinds_that_count or not (schedule.weight or any(layer.takes_bias for layer in self.layers)):
             return NetworkTuned(plan, before, before)
         try:
             training = _Training(self, plan)
@@ -173,7 +174,7 @@ class _Training:
     def __init__(self, tuner: NetworkTuner, plan: QuantPlan) -> None:
         self.tuner, self.start = tuner, plan
         self.most = {name: self._most_scale(name, qparams) for name, qparams in plan.inputs.items()}
-        self.kinds = tuner.teacher.kinds
+        self.kinds = tuner.teacher.kinds_that_count
         self.hints = self._hints()
         self.session = Session(with_outputs(tuner.model.proto, [*self.kinds, *self.hints]))
         self.micro_batch = self._micro_batch_size()
@@ -186,8 +187,11 @@ class _Training:
         # Nothing for the sake of runtimes: weights right at their layers, and no Relu left out for a grid that moves.
         bare = replace(tuner.target, placement=Placement.LAYER_INPUTS, float_compute=False, float_activations=False)
         started = tuner.written(self._plan_of(starts), bare)
-        reference = self._reference(feed)
-        proto = distillation_loss(started, tuner.layers, plan, parameters, self.kinds, reference, self.hints)
+        outputs = self.session.run(feed)
+        self.mask = find_mask(tuner.data)
+        counts = self._counts(feed)
+        self.padded = [name for name, output in outputs.items() if counts_for(output, counts) is not None]
+        proto = distillation_loss(started, tuner.layers, plan, parameters, self.kinds, outputs, self.hints, self.padded)
         self.gradients = MicroBatchGradients(proto, starts, tuner.engine, tuner.workers)
         self.adam = Adam(self.gradients.parameters, rates)
         self.feeds = endless(tuner.data, self.micro_batch, tuner.seed)
@@ -309,15 +313,11 @@ class _Training:
         return [(layer, max(float(np.sqrt(np.mean(found[variance_name(layer)]))), 1e-6)) for layer in layers]
 
     def _with_reference(self, feed: Tensors) -> Tensors:
-        reference = {reference_name(name): value for name, value in self._reference(feed).items()}
+        reference = model_reference(self.session.run(feed), self.kinds, self.padded, self._counts(feed))
         return {**feed, **reference, **self.hinted}
 
-    def _reference(self, feed: Tensors) -> dict[str, FloatArray]:
-        outputs = self.session.run(feed)
-        for name, output_kind in self.kinds.items():
-            if output_kind is not OutputKind.VALUES:
-                outputs[name] = np.exp(log_probabilities(outputs[name], output_kind, TEMPERATURE)).astype(np.float32)
-        return outputs
+    def _counts(self, feed: Tensors) -> Counts | None:
+        return None if self.mask is None else feed[self.mask] != 0
 
 
 def _moved(qparams: QuantParams, scale: FloatArray) -> QuantParams:

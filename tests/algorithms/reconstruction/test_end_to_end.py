@@ -19,7 +19,7 @@ from onnxcalib.algorithms.reconstruction.end_to_end import CHECKS, NetworkTuned,
 from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.errors import ModelError
 from onnxcalib.model.outputs import find_output_kinds
-from onnxcalib.numerics.losses import OutputKind
+from onnxcalib.numerics.output_kind import OutputKind
 from onnxcalib.pipeline.job import Job
 from onnxcalib.plan import QuantPlan
 from onnxcalib.progress import silent
