@@ -30,7 +30,7 @@ class Case:
         self.feed, self.hints = padded_feed(), [HINT] if hinted else []
         self.job = job_on(model, self.feed, "w4a4", "ort")
         plan = plan_of(self.job)
-        written = replace(self.job, target=replace(self.job.target, storage=Storage.INT8)).write(plan)
+        written = replace(self.job, target=replace(self.job.target.in_place, storage=Storage.INT8)).write(plan)
         self.kinds = kinds_that_count(find_output_kinds(self.job.model.proto), kind)
         shown = list(dict.fromkeys([*self.kinds, *self.hints]))
         self.exact = run(with_outputs(self.job.model.proto, shown), self.feed)
