@@ -23,6 +23,7 @@ from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.switches import SwitchedModel, write_switched
+from onnxcalib.numerics.fit import in_shape
 from onnxcalib.numerics.losses import sqnr_db
 from onnxcalib.numerics.positions import counted
 from onnxcalib.plan import LeftFloat, QuantPlan
@@ -90,7 +91,9 @@ class Reference:
         for feed, exact in self._computed() if self._kept is None else self._kept:
             made, counts = run(feed), positions_that_count(feed)
             with np.errstate(invalid="ignore", over="ignore"):
-                noise += [_power(counted(exact[name], counts), counted(made[name], counts)) for name in self.names]
+                for place, name in enumerate(self.names):
+                    wanted = counted(exact[name], counts)
+                    noise[place] += _power(wanted, in_shape(wanted.shape, counted(made[name], counts)))
         return np.clip(np.nan_to_num(noise / self._signal, nan=np.inf), 1e-30, 1e30)
 
     def _computed(self) -> Iterator[tuple[Feed, Tensors]]:

@@ -194,8 +194,10 @@ class Reading:
 
     def update(self, wanted: Array, read: Array, counts: Counts | None = None) -> None:
         """Takes a batch of the float and of the quantized network, but for positions that do not count."""
-        if not self._matrices or wanted.size == 0:
+        if not self._matrices or read.size == 0:
             return
+        if wanted.shape != read.shape:  # rows that small differences decide on belong to no rows of the other network
+            wanted = read
         for qparams in self._grids:
             read = fake_quantize(read, qparams)
         for reads, matrix in self._matrices.items():

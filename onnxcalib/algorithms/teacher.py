@@ -14,6 +14,7 @@ from onnxcalib.data.padding import positions_that_count
 from onnxcalib.errors import DataError, RecipeError
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.prepare import Model
+from onnxcalib.numerics.fit import in_shape
 from onnxcalib.numerics.losses import ModelLoss, Reference, kept_of, sqnr_db
 from onnxcalib.numerics.metric import Drop, Metric, MetricLoss, Taken
 from onnxcalib.numerics.output_kind import LossKind, OutputKind, kinds_that_count
@@ -146,6 +147,7 @@ class _Batch:
         """The power of an output, and that of its noise."""
         exact, output = self.reference[name], counted(self.outputs[name], self.counts)
         if isinstance(exact, TopTokens):
-            return exact.squared_error(as_logits(output, probabilities=probabilities))
+            logits = as_logits(output, probabilities=probabilities)
+            return exact.squared_error(in_shape((len(exact.places), logits.shape[-1]), logits))
         exact = counted(exact, self.counts).astype(np.float64)
-        return float((exact**2).sum()), float(((exact - output) ** 2).sum())
+        return float((exact**2).sum()), float(((exact - in_shape(exact.shape, output)) ** 2).sum())

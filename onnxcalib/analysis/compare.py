@@ -23,6 +23,7 @@ from onnxcalib.model.quantized import read_quantized
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.names import as_cell
+from onnxcalib.numerics.fit import in_shape
 from onnxcalib.numerics.losses import sqnr_db
 from onnxcalib.numerics.quant_params import broadcast
 from onnxcalib.progress import Progress, silent
@@ -116,7 +117,7 @@ def layer_noise(
                 for tensors, outputs, scaled in zip((expected, guess), made, exponents, strict=True)
             )
             signal[name] += float((wanted**2).sum())
-            noise[name] += float(((wanted - found) ** 2).sum())
+            noise[name] += float(((wanted - in_shape(wanted.shape, found)) ** 2).sum())
         done += samples_in(feed, data)
         progress("compare", min(done, len(data)), len(data))
     return {name: sqnr_db(signal[name], noise[name]) for name in names}

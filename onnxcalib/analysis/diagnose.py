@@ -21,6 +21,7 @@ from onnxcalib.model.quantized import QuantizedFile
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs, typed
 from onnxcalib.model.subgraph import after, upstream, with_outputs
+from onnxcalib.numerics.fit import in_shape
 from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, Reference, kept_of, sqnr_db
 from onnxcalib.numerics.positions import Counts, counted
 from onnxcalib.progress import Progress, silent
@@ -133,7 +134,8 @@ class _Probe:
         made = {self.reference: alone[self.output]}
         reference = counted(floats[self.reference], counts).astype(np.float64)
         self.signal += float((reference**2).sum())
-        self.noise += float(((reference - counted(quantized[self.output], counts)) ** 2).sum())
+        met = in_shape(reference.shape, counted(quantized[self.output], counts))
+        self.noise += float(((reference - met) ** 2).sum())
         self.own += float(((reference - counted(made[self.reference], counts)) ** 2).sum())
         if self.rest is not None:
             made |= self.rest.run({**made, **{name: floats[name] for name in self.fed}})

@@ -18,6 +18,7 @@ from onnxcalib.errors import DataError
 from onnxcalib.model.io import file_bytes, load
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.shapes import input_specs
+from onnxcalib.numerics.fit import in_shape
 from onnxcalib.numerics.losses import ModelLoss, sqnr_db
 from onnxcalib.numerics.metric import Metric, MetricFunction
 from onnxcalib.numerics.output_kind import OutputKind
@@ -149,6 +150,7 @@ class _Score:
             self.judged += len(labels)
         if expected is None:
             return
+        outputs = {name: in_shape(expected[name].shape, outputs[name]) for name in self.kinds}
         if classes is not None:
             first, second = (counted(each[classes], counts) for each in (outputs, expected))
             same = first.argmax(axis=-1) == second.argmax(axis=-1)

@@ -1,4 +1,4 @@
-"""Constants in one form: initialisers, with layout ops on them already computed."""
+"""Constants in one form: initialisers, with layout ops and arithmetic on them already computed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from onnxcalib.model.walk import refill
 
 # Cheap shape and layout ops that exporters leave between an initialiser and the layer that reads it.
 LAYOUT_OPS = ("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Flatten")
+# What weights are computed with: a norm of weights, a mask on them, a scale in front.
+ARITHMETIC_OPS = (
+    "Abs", "Add", "Div", "Exp", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum",
+    "ReduceSumSquare", "Sqrt", "Sub", "Tanh", "Where",
+)  # fmt: skip
 # What exporters compute sizes with.
 SHAPE_OPS = (*LAYOUT_OPS, "Add", "Concat", "ConstantOfShape", "Div", "Gather", "Mul", "Slice", "Sub")
 
@@ -55,7 +60,9 @@ def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
-def fold_constants(model: onnx.ModelProto, ops: Collection[str] = (*LAYOUT_OPS, "Shape", "Size")) -> None:
+def fold_constants(
+    model: onnx.ModelProto, ops: Collection[str] = (*LAYOUT_OPS, *ARITHMETIC_OPS, "Shape", "Size")
+) -> None:
     """Computes such ops on initialisers, so that a layer reads its weight directly."""
     _fold(model, {}, lambda node, _: node.op_type in ops)
 
@@ -96,6 +103,8 @@ def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProt
         elif not node.domain and known and folds(node, values):
             feeds = {name: values[name] if name in values else numpy_helper.to_array(stored[name]) for name in inputs}
             results = _computed(node, feeds, opset)
+            if node.op_type in ARITHMETIC_OPS and _nbytes(results) > _nbytes(feeds):  # a file would grow by it
+                results = {}
             values |= results
             keep += [] if results else [node]
         elif node.output[0] not in values:
@@ -106,6 +115,10 @@ def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProt
         if name in used:
             graph.initializer.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
     drop_unused_initializers(graph)
+
+
+def _nbytes(arrays: Arrays) -> int:
+    return sum(value.nbytes for value in arrays.values())
 
 
 def _computed(node: onnx.NodeProto, feeds: Arrays, opset: onnx.OperatorSetIdProto) -> Arrays:

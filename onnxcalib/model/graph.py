@@ -15,6 +15,8 @@ from onnxcalib.model.io import copy_identity, without_weights
 from onnxcalib.model.walk import all_nodes, bodies, refill
 from onnxcalib.numerics.quant_params import Bounds
 
+SURGEON_TYPES = ("tensor_type", "sequence_type", "sparse_tensor_type")  # that it can write again
+
 
 class GraphIndex:
     """An index of one graph; build it anew after an edit."""
@@ -151,7 +153,9 @@ def drop_dead_nodes(graph: onnx.GraphProto) -> None:
 def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup: bool = True) -> onnx.ModelProto:
     """A changed copy of the model; its weights never enter the surgeon's graph, whatever their size or type."""
     kept = {tensor.name: tensor for tensor in model.graph.initializer}
-    graph = gs.import_onnx(without_weights(model))
+    bare = without_weights(model)
+    _forget_odd_types(bare.graph)
+    graph = gs.import_onnx(bare)
     change(graph)
     if cleanup:
         # Inputs stay, read or not; the surgeon would look for each among all tensors.
@@ -166,6 +170,14 @@ def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup:
         if name in kept:
             edited.graph.initializer.add().CopyFrom(kept[name])
     return edited
+
+
+def _forget_odd_types(graph: onnx.GraphProto) -> None:
+    """Bodies leave the types of their values to be inferred where the surgeon knows none like them, such as optionals."""
+    for body in (body for node in all_nodes(graph) for body in bodies(node)):
+        for value in (*body.input, *body.output, *body.value_info):
+            if value.HasField("type") and value.type.WhichOneof("value") not in SURGEON_TYPES:
+                value.ClearField("type")
 
 
 def _used(model: onnx.ModelProto) -> set[str]:

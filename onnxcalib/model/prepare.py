@@ -144,13 +144,18 @@ def _channel_biases(graph: onnx.GraphProto) -> None:
 def _matmuls_to_gemms(model: onnx.ModelProto) -> None:
     """Makes a MatMul of a matrix and its added vector one Gemm, as runtimes do: then the bias is quantized with it.
 
+    One before a batch norm becomes a Gemm too, which has a place for what is folded into it.
     What is added to every row of a product of more axes becomes a vector too, whatever its shape was.
     """
     graph, shapes, index, dropped = model.graph, infer_shapes(model), GraphIndex(model.graph), set[str]()
     for node in graph.node:
         weight = index.initializers.get(node.input[1]) if node.op_type == "MatMul" else None
         add = index.only_reader(node.output[0]) if weight is not None and len(weight.dims) == 2 else None
-        if weight is None or add is None or add.op_type != "Add" or weight.data_type != onnx.TensorProto.FLOAT:
+        if weight is None or add is None or weight.data_type != onnx.TensorProto.FLOAT:
+            continue
+        if add.op_type == "BatchNormalization" and len(shapes.get(node.input[0], ())) == 2:
+            node.op_type = "Gemm"
+        if add.op_type != "Add":
             continue
         bias = next((name for name in add.input if name in index.initializers), "")
         added, rank = index.constant(bias), len(shapes.get(node.input[0], ()))  # 0: unknown

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from onnxcalib.numerics.fit import in_shape
 from onnxcalib.numerics.output_kind import Kinds, LossKind, OutputKind, kinds_that_count
 from onnxcalib.numerics.positions import Counts, counted
 from onnxcalib.numerics.quant_params import Array
@@ -102,12 +103,14 @@ class ModelLoss:
         if output_kind.is_of_tokens:
             logits = as_logits(output, probabilities=output_kind.is_of_probabilities)
             if isinstance(exact, TopTokens):
-                each = exact.divergence(logits)
+                each = exact.divergence(in_shape((len(exact.places), logits.shape[-1]), logits))
             else:
-                each = exact_divergence(as_logits(exact, probabilities=output_kind.is_of_probabilities), logits)
+                wanted = as_logits(exact, probabilities=output_kind.is_of_probabilities)
+                each = exact_divergence(wanted, in_shape(wanted.shape, logits))
             self._add(name, float(each.sum()), each.size)
             return
         assert not isinstance(exact, TopTokens), "they are kept of tokens alone"
+        output = in_shape(exact.shape, output)
         if output_kind is OutputKind.VALUES:
             exact = exact.astype(np.float64)
             self._add(name, float(((exact - output) ** 2).sum()), float((exact**2).sum()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from prepared import prepared
 
@@ -51,6 +52,42 @@ def test_batch_norm_joins_a_gemm(transposed: int, bias: bool) -> None:
     ready = prepared(build(text, **weights, **norm_of("n", 5)))
     assert op_types(ready.proto) == ["Gemm"]
     assert list(ready.batch_norms) == ["layer"]
+
+
+def test_batch_norm_joins_a_matmul_of_rows() -> None:
+    """As a linear layer without a bias is exported; left apart beside another output, onnxruntime cannot load it."""
+    text = """net (float[N,3] x) => (float[N,4] first, float[N,5] y) {
+        h = Gemm (x, v)
+        first = Identity (h)
+        [layer] c = MatMul (h, w)
+        y = BatchNormalization (c, n_gamma, n_beta, n_mean, n_var)
+    }"""
+    model = build(text, v=normal(3, 4), w=normal(4, 5), **norm_of("n", 5))
+    model.graph.node.append(onnx.helper.make_node("Relu", ["c"], ["dead"]))  # with it even onnxruntime keeps them apart
+    ready = prepared(model)
+    assert sorted(op_types(ready.proto)) == ["Gemm", "Gemm", "Identity"]
+    assert list(ready.batch_norms) == ["layer"]
+
+
+def test_a_weight_that_is_computed_from_constants_is_one() -> None:
+    text = """net (float[N,3,5,5] x) => (float[N,4,5,5] y) {
+        n = ReduceL2 <axes=[1, 2, 3]> (v)
+        u = Div (v, n)
+        w = Mul (u, g)
+        [layer] y = Conv (x, w)
+    }"""
+    ready = prepared(build(text, v=normal(4, 3, 1, 1), g=normal(4, 1, 1, 1)))
+    assert [layer.name for layer in find_layers(ready).layers] == ["layer"]
+    assert op_types(ready.proto) == ["Conv"]
+
+
+def test_arithmetic_that_would_store_more_is_left_to_the_runtime() -> None:
+    text = """net (float[N,32] x) => (float[N,32] y) {
+        t = Add (row, column)
+        y = MatMul (x, t)
+    }"""
+    ready = prepared(build(text, row=normal(1, 32), column=normal(32, 1)))
+    assert "Add" in op_types(ready.proto)
 
 
 # Biases that add the same to every row of five channels.

@@ -14,11 +14,11 @@ import onnx
 from onnxcalib.algorithms.rounding import BIAS_STEPS, least_scale
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.autodiff.adam import Adam, cosine
-from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.autodiff.micro_batches import GROUPS, MicroBatchGradients
 from onnxcalib.data import Dataset, first
 from onnxcalib.data.augmentation import endless
 from onnxcalib.data.padding import find_mask
+from onnxcalib.errors import ModelError
 from onnxcalib.model.bottlenecks import bottlenecks
 from onnxcalib.model.channel_statistics import variance_name, with_statistics
 from onnxcalib.model.layers import Layer
@@ -133,15 +133,18 @@ class NetworkTuner:
 
     def tune(self, plan: QuantPlan, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
         """The held-out samples choose among the start and the states on the way, unless the last is to be taken."""
-        before, schedule = self._loss(plan), self.schedule
-        if not self.teacher.kinds_that_count or not (schedule.weight or any(layer.takes_bias for layer in self.layers)):
+        before, trains = self._loss(plan), self.schedule.weight or any(layer.takes_bias for layer in self.layers)
+        if not self.teacher.kinds_that_count or not trains:
             return NetworkTuned(plan, before, before)
         try:
-            training = _Training(self, plan)
-        except NoGradientError as error:
+            return self._tuned(plan, before, progress, checkpoint)
+        except ModelError as error:  # no gradient, or outputs with more or fewer rows than the float model's
             if self.strict:
                 raise
             return NetworkTuned(plan, before, before, str(error))
+
+    def _tuned(self, plan: QuantPlan, before: float, progress: Progress, checkpoint: Checkpoint) -> NetworkTuned:
+        training, schedule = _Training(self, plan), self.schedule
         best, least, done, vain = plan, before, 0, 0
         if (cached := checkpoint.found([schedule.stage])[0]) is not None:
             done, least, best, vain = cached["done"], cached["least"], cached["best"], cached["vain"]
