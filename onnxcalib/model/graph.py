@@ -173,7 +173,7 @@ def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup:
 
 
 def _forget_odd_types(graph: onnx.GraphProto) -> None:
-    """Bodies leave the types of their values to be inferred where the surgeon knows none like them, such as optionals."""
+    """Types of values in bodies that the surgeon cannot write again, such as optionals, are left to be inferred."""
     for body in (body for node in all_nodes(graph) for body in bodies(node)):
         for value in (*body.input, *body.output, *body.value_info):
             if value.HasField("type") and value.type.WhichOneof("value") not in SURGEON_TYPES:

@@ -60,6 +60,8 @@ class Builder:
     functions: list[onnx.FunctionProto] = field(default_factory=list)
     weights: dict[tuple[int, ...], list[str]] = field(default_factory=dict)  # to be shared
     integers: list[tuple[str, tuple[int | None, ...]]] = field(default_factory=list)  # integer tensors, for outputs
+    loose: list[Tensor] = field(default_factory=list)  # for outputs: how many rows they have depends on values
+    mask: tuple[str, int] | None = None  # an integer input of ones, then zeros, and how many steps it has
     noisy: bool = False  # whether an op may make much of small differences
     prefix: str = ""
     plain_names: bool = True
@@ -84,6 +86,9 @@ class Builder:
         self.count[0] += 1
         odd = self.choose(ODD_NAMES) if not self.plain_names and self.chance(0.2) else ""
         return f"{self.prefix}{stem}{odd}{self.count[0]}"
+
+    def add_input(self, name: str, kind: int, sizes: Sequence[int | str]) -> None:
+        self.inputs.append(helper.make_tensor_value_info(name, kind, sizes))
 
     def pick(self, fits: Callable[[Tensor], bool]) -> Tensor | None:
         """A tensor that fits, later ones more often."""

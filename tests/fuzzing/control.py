@@ -116,4 +116,23 @@ def function(b: Builder) -> bool:
     return True
 
 
-CONTROL = {branch: 1, loop: 0.4, function: 0.4}
+def choice(b: Builder) -> bool:
+    """The rows whose mean is large, and a layer on them: how many there are depends on rounding."""
+    x = b.pick(lambda t: t.rank == 2)
+    if x is None or b.prefix or b.opset < 11:
+        return False
+    features, outputs, inputs = x.inner[0], b.between(1, 5), [x.name]
+    mean = b.silent("ReduceMean", inputs, keepdims=0, **b.axes(inputs, [1], 18))
+    large = b.silent("Greater", [mean, b.constant(0.0)])
+    if b.chance(0.5):
+        rows = b.silent("Compress", [x.name, large], axis=0)
+    else:
+        places = [b.silent("NonZero", [large])]
+        index = b.silent("Squeeze", places, **b.axes(places, [0], 13))
+        rows = b.silent("Gather", [x.name, index], axis=0)
+    made = b.silent("MatMul", [rows, b.weight(features, outputs, fan_in=features)])
+    b.loose.append(Tensor(b.silent("Relu", [made]), (None, outputs)))
+    return True
+
+
+CONTROL = {branch: 1, loop: 0.4, function: 0.4, choice: 0.3}

@@ -9,10 +9,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from fuzzing.attention import ATTENTION, add_tokens
 from fuzzing.builder import Builder, Tensor
 from fuzzing.control import CONTROL
 from fuzzing.elementwise import OTHERS
-from fuzzing.layers import LAYERS, conv, gemm, matmul
+from fuzzing.layers import LAYERS, conv, gemm, matmul, wide_recurrent
 from fuzzing.shapes import SHAPES
 from onnxcalib.model.walk import all_nodes
 
@@ -35,6 +36,7 @@ class Case:
     feed: Arrays
     noisy: bool
     half: bool
+    loose: frozenset[str]  # outputs of as many rows as values make them have
 
 
 def random_graph(seed: int) -> Case:
@@ -43,17 +45,31 @@ def random_graph(seed: int) -> Case:
     half = bool(rng.random() < 0.08)
     b = Builder(rng, int(rng.integers(OLDEST, NEWEST + 1)), np.dtype(np.float16 if half else np.float32))
     b.plain_names, b.twice = b.chance(0.75), b.chance(0.1)
-    batch = b.choose([None, None, None, 1, 2])
-    feed = _add_inputs(b, batch)
-    ops = {**LAYERS, **OTHERS, **SHAPES, **(CONTROL if b.chance(0.35) else {})}
+    batch, kind = b.choose([None, None, None, 1, 2]), b.rng.random()
+    tokens, sequences = kind < 0.12, 0.12 <= kind < 0.15
+    feed = add_tokens(b, batch, (batch or 1) * SAMPLES) if tokens else _add_inputs(b, batch)
+    ops = {**LAYERS, **OTHERS, **SHAPES, **ATTENTION, **(CONTROL if b.chance(0.35) else {})}
+    if tokens:
+        ops = {**ops, **{op: 10 * weight for op, weight in ATTENTION.items()}}
+    if sequences:  # recurrent cells are all its layers
+        feed |= _add_sequence(b, batch)
+        wide_recurrent(b)
+        ops = {**OTHERS, wide_recurrent: 5}
     chances = np.array([*ops.values()]) / sum(ops.values())
     wanted = b.between(3, 14)
     while wanted > 0:
         wanted -= bool(list(ops)[int(b.rng.choice(len(ops), p=chances))](b))
-    if b.chance(0.9):  # else little would be there to quantize
+    if not sequences and b.chance(0.9):  # else little would be there to quantize
         last = [conv, gemm, matmul]
         any(last[int(place)](b) for place in b.rng.permutation(3))
-    return Case(_model(b, batch), feed, b.noisy, half)
+    return Case(_model(b, batch), feed, b.noisy, half, frozenset(tensor.name for tensor in b.loose))
+
+
+def _add_sequence(b: Builder, batch: int | None) -> Arrays:
+    name, inner = b.fresh("x"), (b.between(2, 6), b.choose([16, 40]))
+    b.add_input(name, b.float_type, [batch or "N", *inner])
+    b.tensors.append(Tensor(name, (None, *inner)))
+    return {name: b.floats((batch or 1) * SAMPLES, *inner)}
 
 
 def _add_inputs(b: Builder, batch: int | None) -> Arrays:
@@ -64,26 +80,26 @@ def _add_inputs(b: Builder, batch: int | None) -> Arrays:
         rows = (batch or 1) * SAMPLES
         if b.chance(0.05):
             pixels = b.rng.integers(0, 256, (rows, *inner)).astype(np.uint8)
-            b.inputs.append(helper.make_tensor_value_info(name, TensorProto.UINT8, [batch or "N", *inner]))
+            b.add_input(name, TensorProto.UINT8, [batch or "N", *inner])
             scaled = b.silent("Mul", [b.silent("Cast", [name], to=b.float_type), b.constant(1 / 128)])
             b.tensors.append(Tensor(scaled, (None, *inner)))
             feed[name] = pixels
             continue
         if b.chance(0.1):
             inner = inner[-1:]
-            b.inputs.append(helper.make_tensor_value_info(name, TensorProto.INT64, [batch or "N", *inner]))
+            b.add_input(name, TensorProto.INT64, [batch or "N", *inner])
             b.integers.append((name, (None, *inner)))
             feed[name] = b.rng.integers(0, 16, (rows, *inner))
             continue
         sizes: list[Any] = [batch or "N", *inner]
         if batch is None and b.chance(0.1):
             sizes = ["N", *(f"d{place}" for place in range(len(inner)))]
-        b.inputs.append(helper.make_tensor_value_info(name, b.float_type, sizes))
+        b.add_input(name, b.float_type, sizes)
         b.tensors.append(Tensor(name, (None, *inner)))
         feed[name] = b.floats(rows, *inner) * b.dtype.type(b.choose([1, 1, 1, 1, 1, 1, 1, 10, 0.01, 0]))
     if not b.tensors:
         name, inner = b.fresh("x"), b.choose(INPUT_SHAPES)
-        b.inputs.append(helper.make_tensor_value_info(name, b.float_type, [batch or "N", *inner]))
+        b.add_input(name, b.float_type, [batch or "N", *inner])
         b.tensors.append(Tensor(name, (None, *inner)))
         feed[name] = b.floats((batch or 1) * SAMPLES, *inner)
     return feed
@@ -119,6 +135,7 @@ def _outputs(b: Builder, batch: int | None) -> list[onnx.ValueInfoProto]:
     shapeless = 0.5 if b.chance(0.08) else 0.0
     values = [_value(b, tensor.name, tensor.shape, b.float_type, batch, shapeless) for tensor in kept]
     numbers = [each for each in b.integers if each[0] not in fed and b.chance(0.5)]
+    values += [helper.make_tensor_value_info(it.name, b.float_type, ["K", *it.inner]) for it in b.loose]
     return values + [_value(b, name, shape, TensorProto.INT64, batch, shapeless) for name, shape in numbers]
 
 

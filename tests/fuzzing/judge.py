@@ -116,7 +116,8 @@ def check_prepared(case: Case, recipe: Recipe, source: Path, expected: Arrays) -
     least = 20 if case.noisy or case.half else 40  # folding rounds anew, and a steep Softmax makes that heard
     for name, value in expected.items():
         # What half precision rounds to nothing has a value in float32.
-        if value.dtype.kind == "f" and value.any() and distance_db(value, found[name]) < least:
+        compared = value.dtype.kind == "f" and value.any() and name not in case.loose
+        if compared and distance_db(value, found[name]) < least:
             raise BrokenPromiseError(f"preparing the model changes its output '{name}'")
 
 
@@ -136,8 +137,10 @@ def _worst_distance(case: Case, written: onnx.ModelProto, expected: Arrays) -> f
     largest = max((float(np.abs(it).max(initial=0)) for it in expected.values() if it.dtype.kind == "f"), default=0.0)
     worst = None
     for name, value in expected.items():
-        if found[name].shape != value.shape or found[name].dtype != value.dtype:
+        if found[name].dtype != value.dtype or (found[name].shape != value.shape and name not in case.loose):
             raise BrokenPromiseError(f"output '{name}' has another shape or type")
+        if name in case.loose:
+            continue
         if value.dtype.kind == "f" and not value.any():  # a difference of equals has no signal to compare noise with
             if np.abs(found[name]).max(initial=0) > 0.1 * max(largest, 1.0):
                 raise BrokenPromiseError(f"output '{name}' should be zero")

@@ -150,13 +150,13 @@ def product(b: Builder) -> bool:
     return True
 
 
-def recurrent(b: Builder) -> bool:
+def recurrent(b: Builder, most: int = 4) -> bool:
     """An LSTM, GRU or RNN over the second axis."""
     x = b.pick(lambda t: t.rank == 3)
     if x is None:
         return False
     steps, features = x.inner
-    op, hidden = b.choose(["LSTM", "GRU", "RNN"]), b.between(1, 4)
+    op, hidden = b.choose(["LSTM", "GRU", "RNN"]), b.between(most // 4, most)
     ways = b.choose([1, 1, 2])
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     turned = b.silent("Transpose", [x.name], perm=[1, 0, 2])
@@ -184,6 +184,11 @@ def recurrent(b: Builder) -> bool:
     return True
 
 
+def wide_recurrent(b: Builder) -> bool:
+    """One whose weights are large enough to be stored as integers."""
+    return recurrent(b, 32)
+
+
 def computed_weight(b: Builder) -> bool:
     """A Conv, Gemm or MatMul whose weight is computed from a constant, or is half constant."""
     x = b.pick(lambda t: t.rank in (2, 4))
@@ -197,12 +202,20 @@ def computed_weight(b: Builder) -> bool:
 
 
 def einsum(b: Builder) -> bool:
+    """With a matrix, a matrix a head, or another computed tensor."""
     x = b.pick(lambda t: t.rank == 3)
     if x is None or b.opset < 12:
         return False
-    outputs = b.between(1, 5)
-    inputs = [x.name, b.weight(x.inner[1], outputs, fan_in=x.inner[1])]
-    b.add("Einsum", inputs, (*x.shape[:2], outputs), equation="nij,jk->nik")
+    outputs, (steps, width) = b.between(1, 5), x.inner
+    kind = b.rng.random()
+    if kind < 0.5:
+        weight = b.weight(width, outputs, fan_in=width)
+        b.add("Einsum", [x.name, weight], (*x.shape[:2], outputs), equation=b.choose(["nij,jk->nik", "abc,cd->abd"]))
+    elif kind < 0.75:
+        weight = b.weight(width, 2, outputs, fan_in=width)
+        b.add("Einsum", [x.name, weight], (*x.shape[:2], 2, outputs), equation="nij,jhk->nihk")
+    else:
+        b.add("Einsum", [x.name, x.name], (x.shape[0], steps, steps), equation="nid,njd->nij")
     return True
 
 
