@@ -26,7 +26,7 @@ class LayerParams:
 
 @dataclass(frozen=True)
 class StoredConstant:
-    """A large constant that is computed with in float, and lies in the file as int8, or as int16."""
+    """A large constant that is computed with in float, and lies in the file as int8, as int16, or at four bits."""
 
     name: str  # the tensor
     op: str  # of the nodes that read it
@@ -42,7 +42,7 @@ class StoredConstant:
     @property
     def bytes(self) -> int:
         """What it takes with its scales."""
-        return self.quantized.nbytes + 4 * self.qparams.scale.size
+        return -(-self.quantized.size * self.qparams.bits // 8) + 4 * self.qparams.scale.size
 
     @property
     def told(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import numpy_helper
 
+from onnxcalib.algorithms.narrow_tables import NARROW, narrowed
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import Dataset, first
 from onnxcalib.data.absent import is_absent
@@ -49,14 +50,22 @@ class Candidate:
 
 
 def store(
-    model: Model, layers: Sequence[Layer], target: Target, data: Dataset, wanted: Callable[[str], bool]
+    model: Model,
+    layers: Sequence[Layer],
+    target: Target,
+    data: Dataset,
+    wanted: Callable[[str], bool],
+    bits: int = 8,
 ) -> tuple[Model, list[StoredConstant]]:
     """The model with the values that will be stored, and these; what only the layers read is left to them.
 
-    A constant stays float where a node reads it that is not wanted, or where the outputs would suffer.
+    A constant stays float where a node reads it that is not wanted, or where the outputs would suffer. With layers at
+    four bits or fewer, tables may have four too.
     """
     found = candidates(model, layers, target, wanted)
     constants = _safe(model, found, data)
+    if bits <= NARROW.bits and constants and not is_absent(data):
+        constants = narrowed(constants, large_constants(model.proto.graph), target, _worst(model, data))
     return _with(model, constants), list(constants.values())
 
 
@@ -121,11 +130,7 @@ def _safe(model: Model, found: Mapping[int, Candidate], data: Dataset) -> dict[i
         return kept
     if is_absent(data):  # weights are stored unheard, and nothing else
         return kept | {place: it.constant for place, it in found.items() if it.is_weight}
-    teacher = Teacher(model, first(data, SAMPLES))
-
-    def worst(constants: Mapping[int, StoredConstant]) -> float:
-        return min(teacher.distance_of(_with(model, constants).proto).sqnr_db.values(), default=0.0)
-
+    worst = _worst(model, data)
     for is_weight, least in ((True, WEIGHTS_OUTPUT_DB), (False, OUTPUT_DB)):
         narrow = {place: it.constant for place, it in found.items() if it.is_weight is is_weight and not it.exact}
         if not narrow or worst(narrow) >= least:
@@ -140,6 +145,16 @@ def _safe(model: Model, found: Mapping[int, Candidate], data: Dataset) -> dict[i
         if worst(wide) < least:
             kept = {place: it for place, it in kept.items() if place not in narrow}
     return kept
+
+
+def _worst(model: Model, data: Dataset) -> Callable[[Mapping[int, StoredConstant]], float]:
+    """What the outputs have of signal to noise with constants rounded, on a few samples."""
+    teacher = Teacher(model, first(data, SAMPLES))
+
+    def worst(constants: Mapping[int, StoredConstant]) -> float:
+        return min(teacher.distance_of(_with(model, constants).proto).sqnr_db.values(), default=0.0)
+
+    return worst
 
 
 def _parts(constants: Mapping[int, StoredConstant]) -> list[list[int]]:

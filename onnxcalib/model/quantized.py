@@ -226,6 +226,8 @@ def _kinds_of_folded(index: GraphIndex, product: onnx.NodeProto) -> dict[str, st
     if cast is None or cast.op_type != "Cast":
         return {}
     codes, rows = cast.input[0], index.producers.get(cast.input[0])
+    while rows is not None and rows.op_type in ("Concat", "Mod", "BitShift"):  # two values a byte
+        rows = index.producers.get(rows.input[0])
     if rows is not None and rows.op_type == "Gather":
         codes, factors = rows.input[0], index.producers.get(scale)
         scale = scale if factors is None else factors.input[0]

@@ -19,6 +19,7 @@ from onnxcalib.model.walk import all_nodes, bodies, refill
 from onnxcalib.numerics.quant_params import broadcast, dequantize
 from onnxcalib.plan import StoredConstant
 
+NIBBLE = 4  # bits
 Content = tuple[tuple[int, ...], str, bytes]  # shape, type, and a hash of the values
 
 
@@ -84,6 +85,9 @@ class _Writer:
         self, graph: onnx.GraphProto, tensor: onnx.TensorProto, constant: StoredConstant, codes: dict[Content, str]
     ) -> list[onnx.NodeProto]:
         name, qparams = str(tensor.name), constant.qparams
+        if qparams.bits == NIBBLE:
+            self._as_nibbles(graph, tensor, constant)
+            return []
         quantized, factors = _factored(constant)
         content = _content(quantized)
         scale = numpy_helper.from_array(factors, self._fresh(name, "scale"))
@@ -97,6 +101,47 @@ class _Writer:
         if not any(name in node.input for node in all_nodes(graph)):
             return []
         return self._product(codes[content], scale.name, name)
+
+    def _as_nibbles(self, graph: onnx.GraphProto, tensor: onnx.TensorProto, constant: StoredConstant) -> None:
+        """Two values a byte, those of the first and of the second half of a row; unpacked after they are looked up."""
+        name, low, half = str(tensor.name), constant.qparams.low, constant.quantized.shape[1] // 2
+        steps = (constant.quantized.astype(np.int16) - low).astype(np.uint8)
+        packed = self._fresh(name, "codes")
+        tensor.CopyFrom(numpy_helper.from_array(steps[:, :half] | steps[:, half:] << NIBBLE, packed))
+        values: dict[str, npt.NDArray[Any]] = {
+            "scale": constant.qparams.scale.reshape(-1, 1),
+            "four": np.array(NIBBLE, np.uint8),
+            "sixteen": np.array(2**NIBBLE, np.uint8),
+            "low": np.array(-low, np.float32),
+        }
+        names = {word: self._fresh(name, word) for word in values}
+        graph.initializer.extend(numpy_helper.from_array(value, names[word]) for word, value in values.items())
+        self._look_up_nibbles(graph, name, packed, names)
+
+    def _look_up_nibbles(self, graph: onnx.GraphProto, name: str, packed: str, names: Mapping[str, str]) -> None:
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            for body in bodies(node):
+                self._look_up_nibbles(body, name, packed, names)
+            if name not in node.input[:1] or node.op_type != "Gather":
+                nodes.append(node)
+                continue
+            output = node.output[0]
+            rows, factor, high, low, codes, cast, steps = (
+                self._fresh(output, word) for word in ("rows", "scale", "high", "low", "codes", "cast", "steps")
+            )
+            nodes.append(helper.make_node("Gather", [names["scale"], node.input[1]], [factor], factor, axis=0))
+            node.input[0], node.output[0] = packed, rows
+            nodes += [
+                node,
+                helper.make_node("BitShift", [rows, names["four"]], [high], high, direction="RIGHT"),
+                helper.make_node("Mod", [rows, names["sixteen"]], [low], low),
+                helper.make_node("Concat", [low, high], [codes], codes, axis=-1),
+                helper.make_node("Cast", [codes], [cast], cast, to=TensorProto.FLOAT),
+                helper.make_node("Sub", [cast, names["low"]], [steps], steps),
+                helper.make_node("Mul", [steps, factor], [output], self._fresh(output, "scaled")),
+            ]
+        refill(graph.node, nodes)
 
     def _blocks(
         self, graph: onnx.GraphProto, codes: str, scale: str, output: str, shape: tuple[int, ...]

@@ -147,7 +147,7 @@ def start(
         fed = _fed(prepared, graph, data) if layers else data
         if graph.branch is not None and not (layers and len(fed)):
             continue
-        rounded, found = store(graph.model, layers, target, fed, wanted)
+        rounded, found = store(graph.model, layers, target, fed, wanted, recipe.base.weight)
         constants += found
         whole = rounded if graph.branch is None else whole
         if layers and len(fed):

@@ -109,6 +109,7 @@ KEYS: Mapping[str, _Key] = {
     "weights.weight_only_ops": _words("weight_only_ops", LAYER_OPS),
     "weights.weight_only_blocks": _enum("weight_only_blocks", Blocks),
     "weights.storage": _enum("storage", Storage),
+    "weights.table_bits": _bits("table_bits", (4, 8), "4 and 8"),
     "weights.constants": _enum("constants", Constants),
     "bias.type": _enum("bias", Bias),
     "bias.ops": _words("bias_ops", LAYER_OPS),

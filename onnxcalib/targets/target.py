@@ -119,6 +119,7 @@ class Target:
     fixed_shapes: bool = False  # a free batch is written as one
     shared_constants: bool = True  # equal constants are stored once
     constants: Constants = Constants.FLOAT  # of those beside layers, and of weights that runtimes unpack in no product
+    table_bits: tuple[int, ...] = (8,)  # of embedding tables among these constants
     weight_only_bits: tuple[int, ...] = ()  # of weights under float activations
     weight_only_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
     weight_only_blocks: Blocks = Blocks.OPTIONAL
