@@ -69,9 +69,10 @@ class QuantPlan:
     shared: Mapping[str, QuantParams]  # by tensor: the grid that every reader sees
     inputs: Mapping[str, QuantParams]  # by tensor: the grid that layers see, on top of the shared one if there is one
     constants: Mapping[str, StoredConstant] = field(default_factory=dict)  # by tensor: what else is stored as int8
+    dynamic: tuple[str, ...] = ()  # tensors that layers read on a grid of eight bits that is found at run time
 
     def layer_input(self, tensor: str) -> QuantParams | None:
-        """The grid on which layers read a tensor, None if that is float."""
+        """The grid on which layers read a tensor, None if that is float or found at run time."""
         return self.inputs.get(tensor) or self.shared.get(tensor)
 
     def without(self, layers: Collection[str], tensors: Collection[str]) -> QuantPlan:
@@ -85,6 +86,11 @@ class QuantPlan:
             inputs={**alone, **self.inputs},
         )
 
+    def reading(self, dynamic: Collection[str], floats: Collection[str]) -> QuantPlan:
+        """The plan with grids of these tensors that are found at run time, and with those left float."""
+        shared, inputs = (_without(grids, {*dynamic, *floats}) for grids in (self.shared, self.inputs))
+        return replace(self, shared=shared, inputs=inputs, dynamic=(*self.dynamic, *dynamic))
+
     def joined(self, other: QuantPlan) -> QuantPlan:
         """One plan for two graphs of a model."""
         return QuantPlan(
@@ -95,6 +101,7 @@ class QuantPlan:
             {**self.shared, **other.shared},
             {**self.inputs, **other.inputs},
             {**self.constants, **other.constants},
+            (*self.dynamic, *other.dynamic),
         )
 
 
@@ -132,6 +139,13 @@ class Candidates:
     inputs: Mapping[str, Mapping[int, QuantParams]]  # by tensor that layers read, then by bits
     layers: Mapping[str, Mapping[Precision, LayerParams]]
     tensors: Mapping[str, str]  # by layer: the tensor that it reads
+    dynamic: tuple[str, ...] = ()  # tensors whose grids are found at run time
+
+    def reading(self, dynamic: Collection[str], floats: Collection[str]) -> Candidates:
+        """The same with grids of these tensors that are found at run time, and with those left float."""
+        gone = {*dynamic, *floats}
+        inputs = {name: {} if name in gone else grids for name, grids in self.inputs.items()}
+        return replace(self, shared=_without(self.shared, gone), inputs=inputs, dynamic=(*self.dynamic, *dynamic))
 
     def stitch(self, precisions: Mapping[str, Precision]) -> QuantPlan:
         """The plan at these precisions; layers that read one tensor must agree on its bits."""
@@ -142,11 +156,16 @@ class Candidates:
         inputs = {tensor: self.inputs[tensor][width] for tensor, width in bits.items() if width in self.inputs[tensor]}
         layers = {layer: self.layers[layer][precision] for layer, precision in precisions.items()}
         inputs |= {self.tensors[layer]: params.input for layer, params in layers.items() if params.input is not None}
-        plan = QuantPlan(self.target, self.ranges, dict(precisions), layers, self.shared, inputs)
+        grids = (self.shared, inputs)
+        plan = QuantPlan(self.target, self.ranges, dict(precisions), layers, *grids, dynamic=self.dynamic)
         return replace(plan, precisions={name: self._as_read(plan, name) for name in precisions})
 
     def _as_read(self, plan: QuantPlan, layer: str) -> Precision:
         """The precision of a layer, which may read a float tensor whatever was asked for."""
-        precision = plan.precisions[layer]
-        read = plan.layer_input(self.tensors[layer])
-        return Precision(precision.weight, FLOAT_BITS) if read is None else precision
+        precision, tensor = plan.precisions[layer], self.tensors[layer]
+        is_float = plan.layer_input(tensor) is None and tensor not in plan.dynamic
+        return Precision(precision.weight, FLOAT_BITS) if is_float else precision
+
+
+def _without(grids: Mapping[str, QuantParams], gone: Collection[str]) -> dict[str, QuantParams]:
+    return {name: qparams for name, qparams in grids.items() if name not in gone}

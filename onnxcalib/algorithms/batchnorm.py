@@ -33,7 +33,7 @@ from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.progress import Progress
 from onnxcalib.recipe import BatchNormReference
 from onnxcalib.runtime.session import Session, Tensors, samples_in
-from onnxcalib.targets import Target
+from onnxcalib.targets import Dynamic, Target
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -113,7 +113,7 @@ class Tuner:
         padded = _padded(self.model, layers, self.data, mask)
         measuring = with_statistics(self.model.proto, layers, None, self.reach, padded) if not wanted else None
         teacher = Session(measuring, pool=False) if measuring is not None else None
-        quantized = write_qdq(self.model, self.layers, plan, self._plain())
+        quantized = write_qdq(self.model, self.layers, plan, replace(self._plain(), dynamic=Dynamic.QDQ))
         student = Session(with_statistics(quantized, layers, LIMITS, padded=padded), pool=False)
         sums = (_Sums(layers), _Sums(layers))
         done = 0

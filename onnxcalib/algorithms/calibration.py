@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxcalib.data import Dataset
+from onnxcalib.data.padding import positions_that_count
 from onnxcalib.errors import ModelError
 from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.numerics.positions import Counts, repeated
 from onnxcalib.numerics.statistics import Extremes, Histogram, TensorStatistics
 from onnxcalib.progress import Progress
-from onnxcalib.runtime.session import Session, Tensors, fitting_batch, stream
+from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in
 from onnxcalib.runtime.threads import default_workers, in_threads
 
 
@@ -50,11 +52,14 @@ def _fill(
 ) -> int:
     """One pass over the data, of which every core takes some of the tensors; gives the samples of all passes so far."""
     workers, names = default_workers(), list(seen)
-    for samples, tensors in stream(session, data, batch):
+    for feed in data.batches(batch):
+        samples, tensors, counts = samples_in(feed, data), session.run(feed), positions_that_count(feed)
 
-        def update(first: int, tensors: Tensors = tensors, samples: int = samples) -> None:
+        def update(
+            first: int, tensors: Tensors = tensors, samples: int = samples, counts: Counts | None = counts
+        ) -> None:
             for name in names[first::workers]:
-                seen[name].update(tensors[name], samples)
+                seen[name].update(repeated(tensors[name], counts), samples)
 
         in_threads(update, range(workers))
         done += samples

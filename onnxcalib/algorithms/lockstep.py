@@ -125,6 +125,7 @@ class Lockstep:
             layers={layer.name: plan.layers[layer.name] for layer in inside},
             shared={name: qparams for name, qparams in plan.shared.items() if name in present},
             inputs={name: qparams for name, qparams in plan.inputs.items() if name in read},
+            dynamic=tuple(name for name in plan.dynamic if name in read),
         )
         return write_plain(replace(self.model, proto=piece.model), inside, part, self.target)
 

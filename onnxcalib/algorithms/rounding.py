@@ -85,7 +85,7 @@ class Rounding:
                 params[layer.name][precision] = self._layer(layer, precision.weight, qparams, ranges)
         used = ", ".join(sorted({method.value for method in ranges.activations.values()}))
         tensors = {layer.name: layer.input for layer in self.layers}
-        return Candidates(self.target.name, used, shared, inputs, params, tensors)
+        return Candidates(self.target.name, used, shared, inputs, params, tensors, self.points.dynamic)
 
     def _activation(self, tensor: QuantizedTensor, bits: int, ranges: Ranges) -> QuantParams:
         """The grid of a tensor, or of the one whose grid it keeps."""

@@ -22,6 +22,7 @@ from onnxcalib.data import Dataset
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
+from onnxcalib.numerics.dynamic import dynamic_qparams
 from onnxcalib.numerics.moments import Moments
 from onnxcalib.numerics.positions import Counts
 from onnxcalib.numerics.quant_params import Array, QuantParams, dequantize, fake_quantize, of_each, with_least_scale
@@ -186,6 +187,7 @@ class Reading:
 
     def __init__(self, plan: QuantPlan, tensor: str, matrices: Sequence[LayerMatrix], samples: int) -> None:
         self._grids = [grids[tensor] for grids in (plan.shared, plan.inputs) if tensor in grids]
+        self._dynamic = tensor in plan.dynamic
         # Layers that read the same rows share their moments.
         self._matrices = {matrix.reads: matrix for matrix in matrices if matrix.skip_reason is None}
         self._most = {reads: -(-_rows_of(matrix) // samples) for reads, matrix in self._matrices.items()}
@@ -200,6 +202,8 @@ class Reading:
             wanted = read
         for qparams in self._grids:
             read = fake_quantize(read, qparams)
+        if self._dynamic:
+            read = fake_quantize(read, dynamic_qparams(read))
         for reads, matrix in self._matrices.items():
             self.moments[reads].update(*matrix.rows((wanted, read), self._most[reads], self._rng, counts))
 

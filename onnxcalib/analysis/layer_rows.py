@@ -30,9 +30,9 @@ def layer_rows(file: QuantizedFile, listed: LayerList, diagnosis: Diagnosis | No
             {
                 "layer": layer.name,
                 "op": "depthwise Conv" if layer.depthwise else layer.op,
-                "bits": layer.bits,
+                "bits": layer.told,
                 "weight_bits": layer.weight.bits,
-                "activation_bits": 32 if layer.input is None else layer.input.bits,
+                "activation_bits": layer.activation_bits,
                 "parameters": layer.quantized.size,
                 "macs": float_layer.macs if float_layer is not None else None,
                 "bytes": layer.stored,

@@ -10,7 +10,7 @@ from onnxcalib.errors import listed
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.placement import SAME_QPARAMS_OPS
 from onnxcalib.model.quantized import QuantizedLayer
-from onnxcalib.recipe import MAX_BITS
+from onnxcalib.recipe import FLOAT_BITS, MAX_BITS
 from onnxcalib.runtime.installed import find_runtime
 from onnxcalib.runtime.optimized import optimized
 
@@ -22,9 +22,16 @@ INTEGER_LAYERS = (
     "MatMulInteger",
     "ConvInteger",
     "MatMulIntegerToFloat",
+    "DynamicQuantizeMatMul",
     "MatMulNBits",
 )
-MOVING_OPS = (*SAME_QPARAMS_OPS, "QuantizeLinear", "DequantizeLinear", "Clip")  # of values that stay quantized
+MOVING_OPS = (
+    *SAME_QPARAMS_OPS,
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "Clip",
+)  # of values that stay quantized
 
 
 def speed(path: Path, layers: Sequence[QuantizedLayer], report: ReportData | None) -> list[str]:
@@ -69,7 +76,7 @@ def _slow_patterns(layers: Sequence[QuantizedLayer]) -> list[str]:
         "weight zero points are not 0: slow, or refused, in convolutions": lambda it: (
             it.weight.signed and bool(it.weight.zero_point.any())
         ),
-        "only weights are quantized: it computes in float": lambda it: it.input is None,
+        "only weights are quantized: it computes in float": lambda it: it.activation_bits == FLOAT_BITS,
         "activations of 16 bits: it computes in float": lambda it: it.input is not None and it.input.bits > MAX_BITS,
         "its bias is float, which onnxruntime 1.19 does not fuse": lambda it: it.bias == "float" and it.op == "Conv",
     }

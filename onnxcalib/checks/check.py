@@ -14,8 +14,9 @@ from onnxcalib.checks.rule import FINDERS, Scene
 from onnxcalib.checks.view import label, views_of
 from onnxcalib.errors import understanding
 from onnxcalib.model.constants import constants_to_initializers
+from onnxcalib.model.integer_products import as_float_layers
 from onnxcalib.model.io import copied, load
-from onnxcalib.targets import Severity, Target
+from onnxcalib.targets import Dynamic, Severity, Target
 
 MATTERING = (Severity.REFUSED, Severity.FLOAT)
 ORDER = list(Severity)
@@ -44,6 +45,8 @@ def check_model(model: onnx.ModelProto, target: Target) -> list[Finding]:
     """The same for a model in memory, which stays as it is."""
     copy = copied(model)
     constants_to_initializers(copy.graph)
+    if target.dynamic is not Dynamic.NONE:
+        as_float_layers(copy.graph, ("MatMulInteger",))
     found = list(_findings(copy, target))
     place = {label(node): number for number, node in enumerate(copy.graph.node)}
     return sorted(found, key=lambda it: (place.get(it.node, -1), ORDER.index(it.severity), it.rule))

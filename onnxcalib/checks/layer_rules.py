@@ -90,8 +90,9 @@ def _weight_axis(scene: Scene) -> Hits:
 
 @rule("missing-zero-point")
 def _missing_zero_point(scene: Scene) -> Hits:
+    dynamic = {it.node.output[0] for it in scene.view.layers if it.activation is not None and it.activation.dynamic}
     for node, weight in weights(scene, alone=False):
-        if not weight.has_zero and node.op_type in ("Gemm", "MatMul"):
+        if not weight.has_zero and node.op_type in ("Gemm", "MatMul") and node.output[0] not in dynamic:
             yield node, "its weight is dequantized without a zero point"
 
 

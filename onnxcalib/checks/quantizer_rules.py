@@ -9,6 +9,7 @@ import onnx
 
 from onnxcalib.checks.rule import Hits, Scene, Teller, of_type, rule, rules_about
 from onnxcalib.checks.view import PASSING_OPS, TYPES, Array, Quantizer, View, label
+from onnxcalib.targets import Dynamic
 
 ACTIVATION_TYPES = {"u8": "u8", "s8": "s8", "u4": "u4", "s4": "u4", "u16": "u16", "s16": "u16"}
 
@@ -38,9 +39,6 @@ def _zero_point_shape(it: Quantizer) -> str:
 QUANTIZER_RULES: Mapping[str, Teller] = {
     "scale-not-positive": _bad_scale,
     "zero-point-shape": _zero_point_shape,
-    "computed-scale": lambda it: (
-        "its scale or zero point is not a constant" if it.scale is None or (it.has_zero and it.zero is None) else ""
-    ),
     "power-of-two": lambda it: (
         "" if it.scale is None or np.all(np.frexp(it.scale)[0] == 0.5) else f"scale {it.scale.reshape(-1)[0]:g}"
     ),
@@ -85,6 +83,14 @@ def _scale_length(scene: Scene) -> Hits:
             yield it.node, f"{it.channels} scales for {tensor.dims[it.axis]} channels"
 
 
+@rule("computed-scale")
+def _computed_scale(scene: Scene) -> Hits:
+    for it in scene.view.quantizers.values():
+        takes = it.dynamic and scene.target.dynamic is not Dynamic.NONE
+        if not takes and (it.scale is None or (it.has_zero and it.zero is None)):
+            yield it.node, "its scale or zero point is not a constant"
+
+
 @rule("dangling-quantize")
 def _dangling_quantize(scene: Scene) -> Hits:
     for name, it in scene.view.quantizers.items():
@@ -100,7 +106,12 @@ def _dangling_dequantize(scene: Scene) -> Hits:
             continue
         if not view.index.readers.get(name) and name not in view.index.outputs:
             yield it.node, "nobody reads what it makes"
-        elif not it.constant and view.quantizer_behind(it) is None and it.node.input[0] not in view.index.inputs:
+        elif (
+            not it.constant
+            and not it.dynamic
+            and view.quantizer_behind(it) is None
+            and it.node.input[0] not in view.index.inputs
+        ):
             yield it.node, f"'{it.node.input[0]}' does not come from a QuantizeLinear"
 
 

@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from onnxcalib.model.folded import folded
 from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.integer_products import DYNAMIC_QUANTIZER
 from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.placement import SAME_QPARAMS_OPS
 from onnxcalib.model.walk import bodies
@@ -47,6 +48,7 @@ class Quantizer:
     axis: int
     block: int
     constant: bool  # what it quantizes or dequantizes is stored
+    dynamic: bool = False  # it dequantizes what a DynamicQuantizeLinear made
 
     @property
     def channels(self) -> int:
@@ -157,13 +159,15 @@ class View:
             return next((v.type.tensor_type.elem_type for v in self.graph.input if v.name == name), None)
         if node.op_type == "Cast":
             return int(attributes(node)["to"])
+        if node.op_type == DYNAMIC_QUANTIZER:
+            return int(TensorProto.UINT8)
         if node.op_type == "QuantizeLinear":
             declared = attributes(node).get("output_dtype", 0) or TensorProto.UINT8
             return self.element_type(node.input[2]) if len(node.input) > 2 and node.input[2] else int(declared)
         return self.element_type(node.input[0]) if node.op_type in PASSING_OPS and node.input else None
 
     def _quantizer(self, node: onnx.NodeProto) -> Quantizer:
-        kind, values = QUANTIZER_OPS[node.op_type], attributes(node)
+        kind, values, maker = QUANTIZER_OPS[node.op_type], attributes(node), self.maker(node.input[0])
         has_zero = len(node.input) > 2 and bool(node.input[2])
         quantized = node.output[0] if kind == "quantize" else node.input[0]
         element = self.element_type(quantized) or (self.element_type(node.input[2]) if has_zero else None)
@@ -177,6 +181,7 @@ class View:
             int(values.get("axis", 1)),
             int(values.get("block_size", 0)),
             self.is_constant(node.input[0]),
+            maker is not None and maker.op_type == DYNAMIC_QUANTIZER,
         )
 
     def _layer(self, node: onnx.NodeProto) -> LayerView:

@@ -36,7 +36,7 @@ def _recipes(_context: click.Context, _option: click.Parameter, start: str) -> l
 
 OVERRIDES = (_option("overrides", "--override", "--pin", "overrides", metavar="PATTERN=VALUE"),)
 QUANTIZER = (
-    *map(_option, ("bits", "edge_bits", "block_size", "target", "ranges")),
+    *map(_option, ("bits", "edge_bits", "block_size", "target", "ranges", "activations")),
     _option("include", metavar="GLOB"),
     _option("exclude", metavar="GLOB"),
     *OVERRIDES,

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from rich.table import Column, Table
 from rich.text import Text
 
+from onnxcalib.algorithms.activation_ranges import ChosenRanges
 from onnxcalib.algorithms.batchnorm import Tuned
 from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
 from onnxcalib.algorithms.second_order import ChosenRounding
 from onnxcalib.analysis.compare import LayerComparison
 from onnxcalib.analysis.evaluate import Evaluation
+from onnxcalib.errors import listed
 from onnxcalib.mixed_precision.allocate import Allocation, proof
 from onnxcalib.mixed_precision.assignment import Assigned
 from onnxcalib.mixed_precision.curve import Point
@@ -73,8 +75,11 @@ def file_summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
         counts[str(precision)] = counts.get(str(precision), 0) + 1
     mix = ", ".join(f"{count} at {name}" for name, count in sorted(counts.items()))
     share = 100 * written_bytes / float_bytes
+    static = [plan.ranges] if plan.shared or plan.inputs or not plan.dynamic else []
+    dynamic = [f"dynamic ({len(plan.dynamic)} of {len(plan.dynamic) + len(plan.inputs)} that layers read)"]
+    ranges = " and ".join([*static, *(dynamic if plan.dynamic else [])])
     return (
-        f"{len(plan.precisions)} layers quantized ({mix}), ranges {plan.ranges}, target {plan.target}; "
+        f"{len(plan.precisions)} layers quantized ({mix}), ranges {ranges}, target {plan.target}; "
         f"{written_bytes:,} bytes, {share:.1f} % of the float file"
     )
 
@@ -86,6 +91,7 @@ def stage_summary(result: Result) -> list[str]:
         lines.append(f"equalization: {len(scaled)} layers before depthwise ones")
     if result.left is not None:
         lines += sentences(result.left)
+    lines += _ranges(result.ranges)
     lines += _constants(list(result.plan.constants.values()))
     if result.assigned is not None:
         lines += _assignment(result.assigned)
@@ -103,6 +109,17 @@ def stage_summary(result: Result) -> list[str]:
         if tuned is not None:
             lines.append(f"no {stage}: {tuned.skip_reason}" if tuned.skip_reason else f"{stage}: {_fall(tuned)}")
     return lines
+
+
+def _ranges(ranges: ChosenRanges | None) -> list[str]:
+    """Which tensors are not static, and what that brought."""
+    if ranges is None:
+        return []
+    if not ranges:
+        return ["activation ranges: all static, no other choice would save much"]
+    kinds = (("dynamic", ranges.dynamic), ("float", ranges.floats))
+    told = "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds if names)
+    return [f"activation ranges: held-out softened loss {ranges.before:.6g} to {ranges.after:.6g}; {told}"]
 
 
 def _constants(stored: Sequence[StoredConstant]) -> list[str]:

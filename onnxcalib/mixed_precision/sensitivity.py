@@ -190,4 +190,5 @@ def _layer_at(problem: Problem, alone: Model, layer: Layer, choice: Precision) -
     qparams = candidates.inputs[layer.input].get(choice.activation)
     inputs = {layer.input: qparams} if qparams is not None else {}
     plan = QuantPlan(candidates.target, candidates.ranges, {layer.name: choice}, params, shared, inputs)
+    plan = replace(plan, dynamic=tuple(name for name in candidates.dynamic if name == layer.input))
     return write_qdq(alone, [layer], plan, problem.target.simulated)

@@ -196,7 +196,7 @@ class _FloatForm:
     def write(self) -> None:
         """All nodes, with every quantizer in a form that can be differentiated."""
         for node in self.graph.node:
-            if node.op_type == "QuantizeLinear" or self._is_clip_of_codes(node):
+            if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") or self._is_clip_of_codes(node):
                 continue
             if node.op_type == "DequantizeLinear":
                 self._dequantize(node)
@@ -212,6 +212,11 @@ class _FloatForm:
         return node.op_type == "Clip" and maker is not None and maker.op_type == "QuantizeLinear"
 
     def _dequantize(self, node: onnx.NodeProto) -> None:
+        maker = self.index.producers.get(node.input[0])
+        if maker is not None and maker.op_type == "DynamicQuantizeLinear":
+            # Eight bits of a range of its own add little noise, and no gradient passes through a maximum.
+            self.writer.nodes.append(onnx.helper.make_node("Identity", [maker.input[0]], node.output, node.name))
+            return
         scale = self.index.value(node.input[1])
         zero = self.index.value(node.input[2]) if len(node.input) > 2 else np.zeros(scale.shape, np.int32)
         values = attributes(node)

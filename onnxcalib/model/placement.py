@@ -44,9 +44,10 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class InsertionPoints:
-    """The quantized tensors in graph order."""
+    """The quantized tensors in graph order, and those that layers read on a grid that is found at run time."""
 
     tensors: Mapping[str, QuantizedTensor]
+    dynamic: tuple[str, ...] = ()
 
     def group(self, layer: Layer) -> QuantizedTensor:
         """The tensor that a layer reads."""

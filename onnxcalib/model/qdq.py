@@ -12,14 +12,15 @@ import onnx_graphsurgeon as gs
 
 from onnxcalib.model.gemm_form import GemmForm
 from onnxcalib.model.graph import GraphIndex, activation_bounds, edit
+from onnxcalib.model.integer_products import GEMM_BIAS
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import CROSSED_OPS
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.quantizers import QONNX_DOMAIN, Quantizers, QuantNodes, int32_steps
+from onnxcalib.model.quantizers import FLOAT_TYPE, QONNX_DOMAIN, Quantizers, QuantNodes, int32_steps
 from onnxcalib.model.storage import QuantizedArray, store_int4
 from onnxcalib.numerics.quant_params import QuantParams, transposed
 from onnxcalib.plan import LayerParams, QuantPlan
-from onnxcalib.targets import Bias, Constants, Format, Narrow, Placement, Target
+from onnxcalib.targets import Bias, Constants, Dynamic, Format, Narrow, Placement, Target
 
 LEAST_SOFTMAX_SCALE = 0.95 / 255  # measured on 1.19 and 1.31: below about 0.9 / 255 results wrap around to zero
 
@@ -50,7 +51,8 @@ def write_qdq(
 def write_plain(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Target) -> onnx.ModelProto:
     """The same numbers in a form that is easy to work on: one byte a code, every tensor of the model still there."""
     # No fused placement: a Relu that the writer leaves out, as a narrow grid repeats it, would take a tensor away.
-    return write_qdq(model, layers, plan, replace(target.simulated, placement=Placement.LAYER_INPUTS))
+    plain = replace(target.simulated, placement=Placement.LAYER_INPUTS, dynamic=Dynamic.QDQ)
+    return write_qdq(model, layers, plan, plain)
 
 
 class _Writer:
@@ -62,6 +64,7 @@ class _Writer:
         self.gemms = GemmForm(self.build)
         self.tensors: dict[str, gs.Tensor] = graph.tensors()
         self.nodes = {node.name: node for node in graph.nodes}
+        self.dynamic: dict[str, list[gs.Variable]] = {}  # by tensor: quantized values, scale and zero point
         # A branch that is put back later reads by name; what was moved only is on the grid already.
         captured = {name for node in index.graph.node for name in GraphIndex.captures(node)}
         moved = (name for name in captured if name in index.producers)
@@ -73,6 +76,8 @@ class _Writer:
             readers.setdefault(layer.input, []).append(self.nodes[layer.name])
         for name in {**self.plan.shared, **self.plan.inputs}:
             self._quantize_activation(name, readers.get(name, []))
+        for name in self.plan.dynamic:
+            self._quantize_at_run_time(name, readers.get(name, []))
         for layer in layers:
             self._quantize_layer(layer)
         for node in [node for node in self.graph.nodes if node.op == "Softmax" and not node.domain]:
@@ -98,6 +103,18 @@ class _Writer:
             narrow = self.quantizers.activation(source, qparams, f"{name}_input")
             for node in layers:
                 node.inputs[0] = narrow
+
+    def _quantize_at_run_time(self, name: str, layers: Sequence[gs.Node]) -> None:
+        """One DynamicQuantizeLinear for all layers that read a tensor."""
+        if not layers:
+            return
+        found = self.quantizers.dynamic(layers[0].inputs[0], name)
+        if self.target.dynamic is Dynamic.MATMUL_INTEGER:
+            self.dynamic[name] = found
+            return
+        values = self.build.node("DequantizeLinear", found, f"{name}_dequantized")
+        for node in layers:
+            node.inputs[0] = values
 
     def _share(self, tensor: gs.Variable, qparams: QuantParams) -> gs.Variable:
         """Every reader gets the quantized value; a graph output keeps its name, and so does a copy in subgraphs."""
@@ -132,6 +149,9 @@ class _Writer:
 
     def _quantize_layer(self, layer: Layer) -> None:
         node, params = self.nodes[layer.name], self.plan.layers[layer.name]
+        if layer.input in self.dynamic:
+            self._as_integer_product(layer, node, params)
+            return
         node.inputs[1] = self._weight(layer, params)
         if self.target.float_activations and layer.has_sums:
             self._as_packed_product(layer, node)
@@ -155,6 +175,33 @@ class _Writer:
             bias = (int32_steps(bias, scale) * scale).astype(np.float32)  # the same number, in the form of the model
         place = next(i for i, value in enumerate(add.inputs) if value.name == layer.bias)
         add.inputs[place] = self.build.constant(f"{layer.name}_bias", bias)
+
+    def _as_integer_product(self, layer: Layer, node: gs.Node, params: LayerParams) -> None:
+        """MatMulInteger on values quantized at run time, and what makes a float of it: the form that runtimes fuse."""
+        weight, qparams, name = params.quantized, params.qparams, weight_name(layer.name)
+        if layer.transposed:
+            weight, qparams = weight.T, transposed(qparams)
+        read, scale, zero = self.dynamic[layer.input]
+        result = node.outputs[0]
+        node.op, node.attrs = "MatMulInteger", {}
+        node.inputs = [read, self.quantizers.codes(weight, qparams, name), zero]
+        if qparams.zero_point.any():
+            node.inputs.append(self.build.constant(f"{name}_zero", qparams.zero_point.astype(qparams.dtype)))
+        node.outputs = [gs.Variable(self.build.fresh(f"{layer.name}_sums"))]
+        sums = self.build.node("Cast", node.outputs, f"{layer.name}_cast", to=FLOAT_TYPE)
+        steps = self.build.constant(f"{name}_scale", qparams.scale.astype(np.float32))
+        unit = self.build.node("Mul", [scale, steps], f"{layer.name}_unit")
+        if params.bias is None or layer.bias_node is not None:
+            self.build.into(result, "Mul", [sums, unit])
+        else:
+            product = self.build.node("Mul", [sums, unit], f"{layer.name}_product")
+            bias = self.build.constant(f"{layer.name}_bias", params.bias)
+            self.graph.nodes.append(gs.Node("Add", f"{layer.name}{GEMM_BIAS}", {}, [product, bias], [result]))
+        if params.bias is not None and layer.bias_node is not None:
+            self._add_bias(layer, params, params.bias)
+            # onnxruntime 1.19 takes the bias in where it comes last.
+            add = self.nodes[layer.bias_node]
+            add.inputs = sorted(add.inputs, key=lambda value: isinstance(value, gs.Constant))
 
     def _as_packed_product(self, layer: Layer, node: gs.Node) -> None:
         """The form that onnxruntime computes with packed weights: the weight not transposed, and no Relu after it."""

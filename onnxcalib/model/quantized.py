@@ -16,16 +16,19 @@ from onnxcalib.errors import understanding
 from onnxcalib.model.constants import LAYOUT_OPS, fold_constants
 from onnxcalib.model.folded import as_dequantizers
 from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.integer_products import DYNAMIC_QUANTIZER, as_float_layers
 from onnxcalib.model.io import copied
 from onnxcalib.model.layers import LAYER_OPS, FloatNode, other_float_nodes, why_float
 from onnxcalib.model.placement import ABSORBED_OPS, SAME_QPARAMS_OPS
 from onnxcalib.model.prepare import name_nodes, real_inputs_only
 from onnxcalib.model.storage import UNPACKING_OPS
+from onnxcalib.numerics.dynamic import BITS as DYNAMIC_BITS
 from onnxcalib.numerics.quant_params import QuantParams
+from onnxcalib.recipe import FLOAT_BITS
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 _INTEGERS = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16)
-_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
+_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear", DYNAMIC_QUANTIZER)
 LEFT_OUT = "it could be quantized, but was left out: by --exclude or --include, or by the tool that wrote the file"
 
 
@@ -37,15 +40,26 @@ class QuantizedLayer:
     op: str
     quantized: npt.NDArray[Any]
     weight: QuantParams
-    input: QuantParams | None  # None: only the weight is quantized
+    input: QuantParams | None  # None: only the weight is quantized, or the grid is found at run time
     bias: str | None  # the element type of the bias
     stored: int  # bytes that the quantized values take in the file
     depthwise: bool
+    dynamic: bool = False  # it reads a grid of eight bits that is found at run time
+
+    @property
+    def activation_bits(self) -> int:
+        """Of what it reads; 32 where that is float."""
+        return DYNAMIC_BITS if self.dynamic else FLOAT_BITS if self.input is None else self.input.bits
 
     @property
     def bits(self) -> str:
         """Weight and activation bits, such as w4a8."""
-        return f"w{self.weight.bits}a{'32' if self.input is None else self.input.bits}"
+        return f"w{self.weight.bits}a{self.activation_bits}"
+
+    @property
+    def told(self) -> str:
+        """The same, and whether its range is found at run time."""
+        return f"{self.bits} dynamic" if self.dynamic else self.bits
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,7 @@ def _read(model: onnx.ModelProto) -> QuantizedFile:
     name_nodes(proto.graph)
     whole = GraphIndex(proto.graph)
     as_dequantizers(proto.graph, lambda name: any(True for _ in _behind(whole, name)))
+    as_float_layers(proto.graph)
     stored = {
         node.output[0]: _stored_bytes(whole, node) for node in proto.graph.node if node.op_type == "DequantizeLinear"
     }
@@ -101,7 +116,14 @@ def _layer(index: GraphIndex, node: onnx.NodeProto, weight: onnx.NodeProto, stor
         bias="float" if plain else "int32" if bias is not None else None,
         stored=stored,
         depthwise=node.op_type == "Conv" and attributes(node).get("group", 1) > 1 and shape[1] == 1,
+        dynamic=_is_dynamic(index, index.producers.get(node.input[0])),
     )
+
+
+def _is_dynamic(index: GraphIndex, node: onnx.NodeProto | None) -> bool:
+    """Whether it dequantizes what was quantized on a grid that was found at run time."""
+    maker = None if node is None or node.op_type != "DequantizeLinear" else index.producers.get(node.input[0])
+    return maker is not None and maker.op_type == DYNAMIC_QUANTIZER
 
 
 def _weight_dequantizer(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
@@ -133,7 +155,7 @@ def _weight_qparams(index: GraphIndex, node: onnx.NodeProto, quantized: npt.NDAr
 def _input_qparams(index: GraphIndex, tensor: str) -> QuantParams | None:
     """The narrowest of the quantizers in a row that a layer reads through."""
     node = index.producers.get(tensor)
-    if node is None or node.op_type != "DequantizeLinear":
+    if node is None or node.op_type != "DequantizeLinear" or _is_dynamic(index, node):
         return None
     scale, zero, signed = _scale_and_zero(index, node)
     width = _width(index, node)
@@ -197,15 +219,10 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 def bytes_by_kind(model: onnx.ModelProto) -> dict[str, int]:
     """Bytes of the constants: quantized weights, biases, scales with zero points, float values, and everything else."""
     index = GraphIndex(model.graph)
-    kinds: dict[str, str] = {}
-    for node in model.graph.node:
-        if node.op_type == "DequantizeLinear":
-            for tensor in _behind(index, node.input[0]):
-                kind = "integer biases" if tensor.data_type == onnx.TensorProto.INT32 else "quantized weights"
-                kinds.setdefault(tensor.name, kind)
+    kinds = _kinds_of_integers(index)
     for node in model.graph.node:
         if node.op_type == "Mul":
-            kinds |= _kinds_of_folded(index, node)
+            kinds |= _kinds_of_folded(index, node) | _kinds_of_unit(index, node)
     for node in model.graph.node:
         if node.op_type in _QUANTIZERS:
             kinds |= {name: "scales and zero points" for name in node.input[1:] if name not in kinds}
@@ -216,6 +233,26 @@ def bytes_by_kind(model: onnx.ModelProto) -> dict[str, int]:
         left = "float constants" if tensor.data_type in _FLOATS else "other"
         totals[kinds.get(tensor.name, left)] += tensor_bytes(tensor)
     return totals
+
+
+def _kinds_of_integers(index: GraphIndex) -> dict[str, str]:
+    """Quantized weights and biases, by the constants that they are computed from."""
+    kinds: dict[str, str] = {}
+    read = {"DequantizeLinear": slice(0, 1), "MatMulInteger": slice(1, None), "ConvInteger": slice(1, None)}
+    for node in index.graph.node:
+        for name in node.input[read[node.op_type]] if node.op_type in read else ():
+            for tensor in _behind(index, name):
+                kind = "integer biases" if tensor.data_type == onnx.TensorProto.INT32 else "quantized weights"
+                kinds.setdefault(tensor.name, kind)
+    return kinds
+
+
+def _kinds_of_unit(index: GraphIndex, product: onnx.NodeProto) -> dict[str, str]:
+    """The weight's scales that are multiplied with one that is found at run time."""
+    makers = [index.producers.get(name) for name in product.input]
+    if not any(maker is not None and maker.op_type == DYNAMIC_QUANTIZER for maker in makers):
+        return {}
+    return {name: "scales and zero points" for name in product.input if name in index.initializers}
 
 
 def _kinds_of_folded(index: GraphIndex, product: onnx.NodeProto) -> dict[str, str]:
@@ -243,7 +280,10 @@ def float_constants(model: onnx.ModelProto, count: int = 5) -> list[tuple[str, i
     found = []
     for tensor in model.graph.initializer:
         readers = index.readers.get(tensor.name, [])
-        quantizers = all(node.op_type in _QUANTIZERS or _kinds_of_folded(index, node) for node in readers)
+        quantizers = all(
+            node.op_type in _QUANTIZERS or _kinds_of_folded(index, node) or _kinds_of_unit(index, node)
+            for node in readers
+        )
         if tensor.data_type == onnx.TensorProto.FLOAT and readers and not quantizers:
             found.append((tensor.name, tensor_bytes(tensor), readers[0].name or readers[0].op_type))
     return sorted(found, key=lambda entry: -entry[1])[:count]

@@ -46,22 +46,31 @@ class Quantizers:
             quantized = self.build.node("Clip", [quantized, low, high], f"{name}_clipped")
         return self._into(into, "DequantizeLinear", [quantized, scale, zero], f"{name}_dequantized")
 
-    def weight(self, quantized: QuantizedArray, qparams: QuantParams, name: str) -> gs.Variable:
-        """The values of stored quantized values."""
+    def dynamic(self, tensor: gs.Variable, name: str) -> list[gs.Variable]:
+        """The tensor on a grid that is found at run time: its quantized values, the scale and the zero point."""
+        made = [gs.Variable(self.build.fresh(f"{name}_{part}")) for part in ("quantized", "scale", "zero")]
+        self.build.graph.nodes.append(gs.Node("DynamicQuantizeLinear", made[0].name, {}, [tensor], made))
+        return made
+
+    def codes(self, quantized: QuantizedArray, qparams: QuantParams, name: str) -> gs.Tensor:
+        """Quantized values as they are stored, unpacked."""
         storage, four = self.target.storage, qparams.bits == 4 and qparams.signed
         if storage is Storage.BIT_PLANES and qparams.bits < 8:
             packed = pack(quantized, qparams.bits, qparams.low)
-            stored: gs.Tensor = unpacking_nodes(self.build, packed, name)
-        elif storage is Storage.INT4_CAST and four:
-            stored = self.build.node("Cast", [self._int4(f"{name}_codes", quantized)], f"{name}_cast", to=INT8_TYPE)
-        elif storage is Storage.INT4 and four:
-            stored = self._int4(f"{name}_codes", quantized)
-        else:
-            stored = self._stored(f"{name}_codes", quantized)
+            return unpacking_nodes(self.build, packed, name)
+        if storage is Storage.INT4_CAST and four:
+            return self.build.node("Cast", [self._int4(f"{name}_codes", quantized)], f"{name}_cast", to=INT8_TYPE)
+        if storage is Storage.INT4 and four:
+            return self._int4(f"{name}_codes", quantized)
+        return self._stored(f"{name}_codes", quantized)
+
+    def weight(self, quantized: QuantizedArray, qparams: QuantParams, name: str) -> gs.Variable:
+        """The values of stored quantized values."""
+        stored, four = self.codes(quantized, qparams, name), qparams.bits == 4 and qparams.signed
         scale, zero = self._qparams(qparams, name)
         if qparams.block is not None and not qparams.zero_point.any():
             return self._dequantize([stored, scale], name, qparams.axis, qparams.block)
-        if storage is Storage.INT4 and four:
+        if self.target.storage is Storage.INT4 and four:
             zero = self._int4(f"{name}_zero", qparams.zero_point.astype(np.int8))
         return self._dequantize([stored, scale, zero], name, qparams.axis, qparams.block)
 

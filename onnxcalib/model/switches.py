@@ -16,7 +16,7 @@ from onnxcalib.model.quantizers import Quantizers
 from onnxcalib.model.storage import QuantizedArray
 from onnxcalib.numerics.quant_params import QuantParams
 from onnxcalib.plan import QuantPlan
-from onnxcalib.targets import Placement, Target
+from onnxcalib.targets import Dynamic, Placement, Target
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ def write_switched(model: Model, layers: Sequence[Layer], plan: QuantPlan, targe
         return made[0]
 
     # Weights right at their layers, and no Relu left out for a grid that may be switched off.
-    bare = replace(target.simulated, placement=Placement.LAYER_INPUTS, float_compute=False, float_activations=False)
+    simple = replace(target.simulated, placement=Placement.LAYER_INPUTS, dynamic=Dynamic.QDQ)
+    bare = replace(simple, float_compute=False, float_activations=False)
     proto = write_qdq(model, layers, plan, bare, quantizers)
     return SwitchedModel(proto, made[0].flags.name, made[0].tensors, made[0].weights)
 

@@ -27,10 +27,11 @@ from onnxcalib.model.shapes import input_specs
 from onnxcalib.numerics.metric import Metric, MetricFunction
 from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.pipeline.branch_data import BranchData
+from onnxcalib.pipeline.dynamic import check_dynamic, dynamic_tensors
 from onnxcalib.pipeline.products import chosen_products, told_float, without_products
 from onnxcalib.plan import LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Listener, Progress, ignore, silent
-from onnxcalib.recipe import Recipe
+from onnxcalib.recipe import Activations, Recipe
 from onnxcalib.recipe.metrics import find_metric
 from onnxcalib.recipe.overrides import Override, by_layer
 from onnxcalib.runtime.threads import default_workers
@@ -128,6 +129,7 @@ def start(
         listed = _fit_for_weights_alone(listed, target)
     layered, floats = without_products(recipe, listed)
     chosen, named = _chosen(listed, layered, prepared)
+    _check_dynamic(listed, chosen, named, target)
     given = open_data(calibration, input_specs(prepared.proto), preprocess)
     # Samples are often sorted by class: any part of them should be like the whole.
     data, proof = shuffled(given, recipe.seed), None
@@ -153,9 +155,9 @@ def start(
         if layers and len(fed):
             own = by_layer(named.overrides, [layer.name for layer in layers])
             check_overrides(own, layers, target)
-            products = chosen_products(graph.listed.products, target, wanted, floats)
+            products = chosen_products(graph.listed.products, target, wanted, floats, recipe.activations)
             multiplied |= {product.name for product in products}
-            points = insertion_points(graph.model, layers, target, own, products)
+            points = insertion_points(graph.model, layers, target, own, products, recipe.activations)
             many = workers or default_workers()
             job = Job(rounded, layers, points, target, fed, named, progress, graph.branch, many, tuple(found))
             jobs.append(replace(job, overrides=own, metric=judge, proof=proof, products=products))
@@ -164,7 +166,7 @@ def start(
             f"the calibration data never takes the branches of {prepared.source} that hold its layers.",
             "Give data that does.",
         )
-    listed = told_float(_without_untaken(listed, chosen, jobs), multiplied, target)
+    listed = told_float(_without_untaken(listed, chosen, jobs), multiplied, target, recipe.activations)
     return Start(whole, listed, tuple(jobs), recipe, given, tuple(constants))
 
 
@@ -185,17 +187,21 @@ def insertion_points(
     target: Target,
     overrides: Mapping[str, Override],
     products: Sequence[Product] = (),
+    activations: Activations = Activations.STATIC,
 ) -> InsertionPoints:
     """Where quantizers go: not at what a layer reads whose weight alone is to be quantized."""
-    points = find_insertion_points(model, layers, target, products)
     alone = {name for name, each in overrides.items() if each.precision is not None and each.precision.weight_only}
     floats = {layer.input for layer in layers if layer.name in alone}
+    dynamic = [name for name in dynamic_tensors(layers, overrides, activations, target) if name not in floats]
+    static = [layer for layer in layers if layer.input not in dynamic]
+    points = find_insertion_points(model, static, target, products)
+    floats |= set(dynamic)
     kept = {
         name: tensor
         for name, tensor in points.tensors.items()
         if name not in floats and tensor.same_qparams_as not in floats
     }
-    return InsertionPoints(kept)
+    return InsertionPoints(kept, tuple(dynamic))
 
 
 def _chosen(listed: LayerList, recipe: Recipe, model: Model) -> tuple[set[str], Recipe]:
@@ -218,6 +224,11 @@ def _chosen(listed: LayerList, recipe: Recipe, model: Model) -> tuple[set[str], 
     if not kept:
         raise RecipeError("every layer is left float by `overrides`.", "Leave some to be quantized.")
     return kept, named
+
+
+def _check_dynamic(listed: LayerList, chosen: set[str], named: Recipe, target: Target) -> None:
+    layers = [layer for layer in listed.layers if layer.name in chosen]
+    check_dynamic(layers, by_layer(named.overrides, [layer.name for layer in layers]), named.activations, target)
 
 
 def _fed(model: Model, graph: Graph, data: Dataset) -> Dataset:

@@ -29,6 +29,7 @@ from onnxcalib.numerics.metric import MetricFunction
 from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.begin import running
 from onnxcalib.pipeline.budget import Tail, within_drop
+from onnxcalib.pipeline.chosen_ranges import with_chosen_ranges
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.job import Job, Start, kept_float, left_float, start
 from onnxcalib.pipeline.loading import Part, parts_of, parts_to_drop, without
@@ -129,7 +130,7 @@ def _run(job: Job) -> Outcome:
 
 def _plain(job: Job) -> Outcome:
     """Calibrate, round to nearest, write."""
-    job, plan, left, noise = with_sound_outputs(job, _uniform, lambda _, plan: plan)
+    job, plan, left, noise = with_sound_outputs(job, _uniform, _itself)
     return Outcome(final_scales(job, plan), left, noise=noise)
 
 
@@ -180,6 +181,10 @@ def _trained(job: Job, found: Outcome) -> Outcome:
     return replace(found, end_to_end=end_to_end, biases=biases)
 
 
+def _itself(_: Job, plan: QuantPlan) -> QuantPlan:
+    return plan
+
+
 def _uniform(job: Job) -> QuantPlan:
     return stages.uniform_plan(job, stages.statistics(job))
 
@@ -191,17 +196,19 @@ def _candidates(job: Job) -> Candidates:
 def _assembled(job: Job, finished: Tail) -> Outcome:
     """The plan at one precision, or at the bits that the integer program assigns, and what follows on that."""
     if len(job.recipe.bits) == 1:
-        job, plan, left, _ = with_sound_outputs(job, _uniform, lambda _, plan: plan)
-        return finished(job, Outcome(plan, left))
-    job, candidates, left, _ = with_sound_outputs(job, _candidates, at_base)
+        job, plan, ranges = with_chosen_ranges(job, _uniform(job), _itself)
+        job, plan, left, _ = with_sound_outputs(job, _uniform, _itself, plan)
+        return finished(job, Outcome(plan, left, ranges))
+    job, candidates, ranges = with_chosen_ranges(job, _candidates(job), at_base)
+    job, candidates, left, _ = with_sound_outputs(job, _candidates, at_base, candidates)
     stages.check_reachable(job, candidates)
     if job.recipe.pipeline is Pipeline.ADVANCED:
         candidates = stages.parallel_training(job, candidates)
     table = add_cost_tables(stages.sensitivities(job, candidates).table, job.recipe)
     if job.recipe.mixed_precision.max_drop is not None:
-        return replace(within_drop(job, candidates, table, _quickly_tuned, finished), left=left)
+        return replace(within_drop(job, candidates, table, _quickly_tuned, finished), left=left, ranges=ranges)
     assigned = stages.allocation(job, candidates, table)
-    return finished(job, Outcome(candidates.stitch(assigned.allocation.choices), left, table, assigned))
+    return finished(job, Outcome(candidates.stitch(assigned.allocation.choices), left, ranges, table, assigned))
 
 
 def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:

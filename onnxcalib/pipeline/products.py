@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from onnxcalib.errors import RecipeError
 from onnxcalib.model.layers import FloatNode, LayerList, Product
-from onnxcalib.recipe import Recipe
+from onnxcalib.recipe import Activations, Recipe
 from onnxcalib.recipe.overrides import parse_override
 from onnxcalib.targets import Target
 
@@ -36,21 +36,27 @@ def without_products(recipe: Recipe, listed: LayerList) -> tuple[Recipe, frozens
 
 
 def chosen_products(
-    products: Sequence[Product], target: Target, wanted: Callable[[str], bool], floats: Collection[str]
+    products: Sequence[Product],
+    target: Target,
+    wanted: Callable[[str], bool],
+    floats: Collection[str],
+    activations: Activations,
 ) -> tuple[Product, ...]:
-    """Those that are quantized."""
-    if not target.integer_products or target.float_activations:
+    """Those that are quantized, which takes static ranges."""
+    if not target.integer_products or target.float_activations or activations is Activations.DYNAMIC:
         return ()
     return tuple(product for product in products if wanted(product.name) and product.name not in floats)
 
 
-def told_float(listed: LayerList, chosen: Collection[str], target: Target) -> LayerList:
+def told_float(listed: LayerList, chosen: Collection[str], target: Target, activations: Activations) -> LayerList:
     """The list with the products that stay float among what does, and why."""
     reason = "it is a product of attention, which was left out"
     if target.float_activations:
         reason = "both operands are computed, and only weights are quantized"
     elif not target.integer_products:
         reason = f"both operands are computed, and target {target.name} keeps products of attention float"
+    elif activations is Activations.DYNAMIC:
+        reason = "both operands are computed, and only layers have ranges that are found at run time"
     left = [product for product in listed.products if product.name not in chosen]
     floats = (FloatNode(product.name, product.op, reason) for product in left)
     kept = tuple(product for product in listed.products if product.name in chosen)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxcalib.algorithms.activation_ranges import ChosenRanges
 from onnxcalib.algorithms.batchnorm import Tuned
 from onnxcalib.algorithms.broken import OutputNoise
 from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
@@ -41,6 +42,7 @@ class Outcome:
 
     plan: QuantPlan
     left: LeftFloat | None = None  # for outputs that were broken
+    ranges: ChosenRanges | None = None  # tensors that are not static, where that was to be found out
     table: SensitivityTable | None = None
     assigned: Assigned | None = None
     rounding: ChosenRounding | None = None

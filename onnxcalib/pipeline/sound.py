@@ -19,13 +19,13 @@ Value = TypeVar("Value")
 
 
 def with_sound_outputs(
-    job: Job, make: Callable[[Job], Value], plan_of: Callable[[Job, Value], QuantPlan]
+    job: Job, make: Callable[[Job], Value], plan_of: Callable[[Job, Value], QuantPlan], made: Value | None = None
 ) -> tuple[Job, Value, LeftFloat | None, OutputNoise | None]:
     """What is made for a job, or for one with less to quantize where that mends outputs which would be broken.
 
     With it comes the noise that the outputs then have, where it was measured.
     """
-    value = make(job)
+    value = make(job) if made is None else made
     if judged_at_the_end(job.recipe):
         return job, value, None, None
     plan = plan_of(job, value)
@@ -80,13 +80,14 @@ def leaving(job: Job, left: LeftFloat) -> Job:
 
 
 def _without(job: Job, floats: tuple[str, ...]) -> InsertionPoints:
-    points = insertion_points(job.model, job.layers, job.target, job.overrides, job.products)
+    points = insertion_points(job.model, job.layers, job.target, job.overrides, job.products, job.recipe.activations)
     kept = {
         name: tensor
         for name, tensor in points.tensors.items()
-        if name not in floats and tensor.same_qparams_as not in floats
+        if name in job.points.tensors and name not in floats and tensor.same_qparams_as not in floats
     }
-    return InsertionPoints(kept)
+    read = {layer.input for layer in job.layers}
+    return InsertionPoints(kept, tuple(name for name in job.points.dynamic if name in read))
 
 
 def warn_of_broken(job: Job, noise: OutputNoise) -> None:

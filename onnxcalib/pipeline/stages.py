@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from onnxcalib.algorithms.activation_ranges import ChosenRanges, RangeSearch
 from onnxcalib.algorithms.batchnorm import Tuned, Tuner
 from onnxcalib.algorithms.broken import OutputNoise, Search, output_noise
 from onnxcalib.algorithms.calibration import Statistics, calibrate
@@ -35,6 +36,7 @@ from onnxcalib.model.layers import find_layers
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.numerics.metric import Drop
+from onnxcalib.pipeline.dynamic import static_tensors
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.ranges import rounded
 from onnxcalib.pipeline.stage import Stage, stage
@@ -43,6 +45,7 @@ from onnxcalib.progress import NO_CHECKPOINT, Checkpoint
 from onnxcalib.recipe import LayerOptimizer, Precision, RangeMethod, Recipe, Training
 from onnxcalib.runtime.session import Session, samples_in
 
+RANGE_SAMPLES = 32  # held out, by which it is judged whether a tensor is static
 PRECISIONS = ("bits", "edge_bits", "overrides")
 LIMITS = ("compression", "max_loss", "limits", "costs", "minimise")
 TRAINING = ("engine", "layer_optimizer", "schedule", "steps", "seed", "strict")
@@ -93,6 +96,17 @@ def noise(job: Job, plan: QuantPlan) -> OutputNoise:
 def broken_outputs(job: Job, plan: QuantPlan) -> LeftFloat:
     """The few tensors and layers that are better left float, under a plan that breaks an output."""
     return Search(job.model, job.layers, job.points, job.target, job.data, job.progress).leave(plan)
+
+
+@stage("activations", title="activation ranges")
+def activation_ranges(job: Job, plan: QuantPlan) -> ChosenRanges:
+    """The tensors that are better quantized at run time, or left float, under a static plan."""
+    held_out = first(train_validation_split(job.data)[1], RANGE_SAMPLES)
+    teacher = Teacher(job.model, held_out, temperature=TEMPERATURE)
+    tensors = static_tensors(job.layers, job.points, job.overrides)
+    fits = job.target.weight_only_ops if job.target.weight_only_bits else ()
+    leavable = [name for name in tensors if all(layer.op in fits for layer in job.layers if layer.input == name)]
+    return RangeSearch(teacher, job.simulate, job.progress).choose(plan, tensors, leavable)
 
 
 def check_reachable(job: Job, candidates: Candidates) -> None:
@@ -207,6 +221,7 @@ STAGES: tuple[Stage[Any, Any], ...] = (
     rounded_candidates,
     noise,
     broken_outputs,
+    activation_ranges,
     parallel_training,
     sensitivities,
     allocation,

@@ -7,6 +7,7 @@ from onnxcalib.recipe.choices import (
     FLOAT_BITS,
     MAX_BITS,
     MIN_BITS,
+    Activations,
     BatchNormReference,
     Engine,
     LayerOptimizer,
@@ -30,7 +31,7 @@ from onnxcalib.recipe.toml import read_options, read_recipe, read_settings, writ
 
 __all__ = [
     "DEFAULTS", "ENUMS", "FLOAT_BITS", "GROUPS", "IMAGES", "IMAGE_KEYS", "KEYS", "MAX_BITS", "MIN_BITS", "PRESETS",
-    "RECIPE_FIELDS", "RECIPE_KEYS", "BatchNormReference", "Engine", "LayerOptimizer",
+    "RECIPE_FIELDS", "RECIPE_KEYS", "Activations", "BatchNormReference", "Engine", "LayerOptimizer",
     "MixedPrecisionOptions", "OnBroken", "Pipeline", "Precision", "RangeMethod", "Recipe", "Rounding",
     "Settings", "Training", "TrainingOptions", "WeightOptions", "parse_bits", "parse_choice", "parse_pair",
     "preprocess_of", "read_options", "read_recipe", "read_settings", "settings_of", "template", "write_recipe",

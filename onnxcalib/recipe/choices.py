@@ -33,6 +33,14 @@ class RangeMethod(enum.StrEnum):
     ENTROPY = "entropy"
 
 
+class Activations(enum.StrEnum):
+    """Where the ranges of activations come from; auto takes what the held-out loss asks for, tensor by tensor."""
+
+    STATIC = "static"  # the calibration data
+    DYNAMIC = "dynamic"  # the values themselves, at run time
+    AUTO = "auto"
+
+
 class Rounding(enum.StrEnum):
     """How weights are rounded once their bits are assigned; auto takes what the held-out loss prefers."""
 
@@ -123,6 +131,7 @@ def parse_bits(text: str) -> tuple[Precision, ...]:
 ENUMS: Mapping[str, type[enum.StrEnum]] = {
     "pipeline": Pipeline,
     "ranges": RangeMethod,
+    "activations": Activations,
     "loss": LossKind,
     "rounding": Rounding,
     "bn_reference": BatchNormReference,

@@ -74,9 +74,10 @@ def _example(name: str, kind: Kind, says: str, shown: Any) -> Key:
     return Key(name, kind, says, shown, has_default=False)
 
 
+ACTIVATIONS = "static, of the data, dynamic, found at run time, or auto, as each tensor needs"
 OVERRIDES = (
     "Fix layers by name, op or place: '*fc*=w8a8', 'op:Conv=w8' (weights alone), 'first=float', or a range method, "
-    "symmetric, asymmetric, per-tensor, per-channel, joined by +"
+    "static, dynamic, symmetric, asymmetric, per-tensor, per-channel, joined by +"
 )
 
 
@@ -107,6 +108,7 @@ SECTIONS = (
         _example("edge_bits", Kind.INTEGER, "Bits of the first and the last layer", 8),
         _default("target", Kind.WORD, f"What the file is for: {_listed(TARGETS)}, or a TOML file"),
         _default("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}"),
+        _default("activations", Kind.WORD, f"Ranges of activations: {ACTIVATIONS}"),
         _default("include", Kind.WORDS, "Quantize only layers with such names (globs)"),
         _default("exclude", Kind.WORDS, "Leave layers with such names float (globs)"),
         _example("overrides", Kind.TABLE, OVERRIDES, {"*classifier*": "w8a8", "op:ConvTranspose": "float"}),

@@ -14,7 +14,11 @@ FLOAT = "float"
 FIRST, LAST, OP = "first", "last", "op:"
 SYMMETRY = {"symmetric": True, "asymmetric": False}
 GRANULARITY = {"per-channel": True, "per-tensor": False}
-EXAMPLES = "Write GLOB=w8a8, GLOB=w8, GLOB=float, a range method, symmetric, per-tensor, or several: GLOB=w8a8+minmax."
+DYNAMIC = {"dynamic": True, "static": False}
+EXAMPLES = (
+    "Write GLOB=w8a8, GLOB=w8, GLOB=float, a range method, dynamic, symmetric, per-tensor, or several: "
+    "GLOB=w8a8+minmax."
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Override:
     ranges: RangeMethod | None = None  # of its weight and of what it reads
     symmetric: bool | None = None  # of its weight
     per_channel: bool | None = None  # of its weight
+    dynamic: bool | None = None  # whether the range of what it reads is found at run time
 
     def over(self, other: Override) -> Override:
         """Both; where they differ, this one."""
@@ -33,7 +38,7 @@ class Override:
         return replace(other, **{name: value for name, value in told.items() if value is not None})
 
 
-SETTINGS = ("symmetric", "per_channel")  # for which False says something
+SETTINGS = ("symmetric", "per_channel", "dynamic")  # for which False says something
 
 
 def parse_override(text: str) -> tuple[str, Override]:
@@ -54,6 +59,8 @@ def _parse(word: str, text: str) -> Override:
         return Override(symmetric=SYMMETRY[word])
     if word in GRANULARITY:
         return Override(per_channel=GRANULARITY[word])
+    if word in DYNAMIC:
+        return Override(dynamic=DYNAMIC[word])
     if word in (method.value for method in RangeMethod) and word != RangeMethod.AUTO:
         return Override(ranges=RangeMethod(word))
     try:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onnxcalib.errors import RecipeError
 from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.recipe.choices import (
+    MAX_BITS,
+    Activations,
     BatchNormReference,
     Engine,
     LayerOptimizer,
@@ -66,6 +68,8 @@ class Recipe:
         edge_bits: Bits of the first and the last layer.
         target: What the file is for: the name of a target, or a TOML file.
         ranges: How ranges are estimated; auto measures several estimators and takes the best.
+        activations: Whether ranges of activations are static, of the calibration data, dynamic, found at run time, or
+            as each tensor needs it (auto).
         include: Globs; only layers with such names are quantized.
         exclude: Globs; layers with such names stay float.
         overrides: What single layers get, as "*classifier*=w8a8", "op:Conv=w8", "first=float" or "last=minmax".
@@ -84,6 +88,7 @@ class Recipe:
     edge_bits: int | None
     target: str
     ranges: RangeMethod
+    activations: Activations
     include: tuple[str, ...]
     exclude: tuple[str, ...]
     overrides: tuple[str, ...]
@@ -104,6 +109,7 @@ class Recipe:
         *,
         target: str = "ort",
         ranges: RangeMethod | str = RangeMethod.AUTO,
+        activations: Activations | str = Activations.STATIC,
         include: Words = (),
         exclude: Words = (),
         overrides: Mapping[str, Precision | str] | Words = (),
@@ -134,6 +140,7 @@ class Recipe:
         if self.edge_bits is not None:
             Precision(self.edge_bits, self.edge_bits)
         self._check_weight_only()
+        self._check_dynamic()
         if self.pipeline is not Pipeline.ADVANCED:
             self._refuse(ADVANCED, f"has no effect in the {self.pipeline} pipeline", "Add `pipeline='advanced'`.")
         elif self.training.steps is not None and self.training.steps < 1:
@@ -184,6 +191,25 @@ class Recipe:
             )
         if self.weights.block_size is not None and not self.weight_only:
             raise RecipeError("`block_size` has no effect where activations are quantized.", "Give `bits` w4 or w8.")
+
+    def _check_dynamic(self) -> None:
+        if self.activations is Activations.STATIC:
+            asked = {parse_override(text)[1].dynamic: text for text in self.overrides}
+            if False in asked and True not in asked:
+                hint = "Leave `static` out, or give `activations='dynamic'`."
+                raise RecipeError(f"`overrides={asked[False]!r}` has no effect where ranges are static anyway.", hint)
+            return
+        words = f"`activations={self.activations.value!r}`"
+        if self.weight_only:
+            raise RecipeError(f"{words} has no effect where activations stay float.", "Give `bits` 8 or w4a8.")
+        narrow = [each for each in self.bits if each.activation != MAX_BITS]
+        if narrow:
+            hint = f"Give `bits` such as w{narrow[0].weight}a8."
+            raise RecipeError(f"{words} takes eight bits for activations, not {narrow[0]}.", hint)
+        if self.edge_bits not in (None, MAX_BITS):
+            raise RecipeError(f"{words} takes eight bits for activations, and `edge_bits` fewer.", "Leave one out.")
+        if self.activations is Activations.AUTO and self.pipeline is Pipeline.PLAIN:
+            raise RecipeError(f"{words} has no effect in the plain pipeline.", "Add `pipeline='light'`.")
 
     def _check_plain(self) -> None:
         if len(self.bits) > 1:

@@ -74,6 +74,7 @@ def evaluation(row: Evaluation) -> ReportData:
 def stage_rows(result: Result) -> list[ReportData]:
     """Held-out losses before and after each step of tuning and training."""
     steps = (
+        ("activation ranges", result.ranges),
         ("second-order rounding", result.rounding),
         ("batch-norm tuning", result.tuned),
         (f"sequential {result.recipe.get('layer_optimizer')}", result.trained),

@@ -7,7 +7,18 @@ from pathlib import Path
 
 from onnxcalib.errors import RecipeError, near
 from onnxcalib.targets.reading import read_target
-from onnxcalib.targets.target import Bias, Constants, Format, Narrow, Placement, Severity, Storage, Target, Verdict
+from onnxcalib.targets.target import (
+    Bias,
+    Constants,
+    Dynamic,
+    Format,
+    Narrow,
+    Placement,
+    Severity,
+    Storage,
+    Target,
+    Verdict,
+)
 
 NAMES = ("ort", "ort-compat", "openvino", "rknn", "tensorrt", "qnn", "xnnpack", "vitis", "qonnx", "paper")
 
@@ -16,6 +27,7 @@ __all__ = [
     "TARGETS",
     "Bias",
     "Constants",
+    "Dynamic",
     "Format",
     "Narrow",
     "Placement",

@@ -51,6 +51,14 @@ class Narrow(enum.StrEnum):
     CLIP_VALUES = "clip-values"  # a Clip on the floats, before the quantizer
 
 
+class Dynamic(enum.StrEnum):
+    """How a Gemm or MatMul is written whose input has its range taken at run time."""
+
+    MATMUL_INTEGER = "matmul-integer"  # DynamicQuantizeLinear, MatMulInteger, Cast, Mul, Add
+    QDQ = "qdq"  # DynamicQuantizeLinear and DequantizeLinear, and the layer as it is
+    NONE = "none"
+
+
 class Blocks(enum.StrEnum):
     """Whether weights under float activations may have a scale for each block of their sums."""
 
@@ -111,6 +119,7 @@ class Target:
     per_channel_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
     bias_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm")  # whose bias has the type; others keep floats
     narrow: Narrow = Narrow.CLIP_CODES
+    dynamic: Dynamic = Dynamic.NONE
     format: Format = Format.QDQ
     power_of_two: bool = False  # scales of activations and weights
     rounding_safe: bool = False  # scales move so that no result lies halfway between two quantized values

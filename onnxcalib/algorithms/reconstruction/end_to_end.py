@@ -50,7 +50,7 @@ from onnxcalib.plan import LayerParams, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
 from onnxcalib.recipe import Engine
 from onnxcalib.runtime.session import Session, Tensors, samples_in
-from onnxcalib.targets import Placement, Target
+from onnxcalib.targets import Dynamic, Placement, Target
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -188,7 +188,8 @@ class _Training:
         self.units = {name: parameter.unit for name, parameter in parameters.items()}
         starts = {name: parameter.start for name, parameter in parameters.items()}
         # Nothing for the sake of runtimes: weights right at their layers, and no Relu left out for a grid that moves.
-        bare = replace(tuner.target, placement=Placement.LAYER_INPUTS, float_compute=False, float_activations=False)
+        simple = replace(tuner.target, placement=Placement.LAYER_INPUTS, dynamic=Dynamic.QDQ)
+        bare = replace(simple, float_compute=False, float_activations=False)
         started = tuner.written(self._plan_of(starts), bare)
         outputs = self.session.run(feed)
         self.mask = find_mask(tuner.data)

@@ -1,0 +1,81 @@
+"""Which tensors keep their static range, get one at run time, or stay float: by the loss on held-out samples.
+
+What each tensor could gain at most is the loss that its quantizer alone costs. The worst come first, and each is taken
+for what brings most of that back: a static range is the fastest, one found at run time is next, floats are the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.plan import QuantPlan
+from onnxcalib.progress import Progress
+
+# Of the loss at hand, that a tensor must save: measured losses carry noise, and both choices cost time.
+LEAST = 0.1
+ENOUGH = 0.5  # of what floats would save, with which a range found at run time is taken
+MOST_FLOAT = 0.25  # of the tensors
+VAIN = 2  # tensors that saved too little, one after the other, after which the search ends
+
+
+@dataclass(frozen=True)
+class ChosenRanges:
+    """The tensors that are no longer static, and the held-out losses without and with that."""
+
+    dynamic: tuple[str, ...]
+    floats: tuple[str, ...]  # what layers read as it is; their weights stay quantized
+    before: float
+    after: float
+
+    def __bool__(self) -> bool:
+        return bool(self.dynamic or self.floats)
+
+
+@dataclass(frozen=True)
+class RangeSearch:
+    """Tries tensors one after the other."""
+
+    teacher: Teacher
+    simulate: Callable[[QuantPlan], onnx.ModelProto]
+    progress: Progress
+
+    def choose(self, plan: QuantPlan, tensors: Sequence[str], leavable: Sequence[str]) -> ChosenRanges:
+        """Requires a static plan; leavable are those of the tensors that may stay float."""
+        start = self._loss(plan)
+        alone = np.array([self._tried(plan, name, len(tensors), done) for done, name in enumerate(tensors, 1)])
+        found, vain = ChosenRanges((), (), start, start), 0
+        for place in np.argsort(alone, kind="stable"):
+            name, loss = tensors[place], found.after
+            if start - alone[place] < LEAST * loss or vain == VAIN:
+                break
+            may_stay = name in leavable and len(found.floats) < max(1, int(MOST_FLOAT * len(tensors)))
+            taken = self._better(plan, found, name, may_stay=may_stay)
+            vain = 0 if taken is not None else vain + 1
+            found = taken or found
+        return found
+
+    def _better(self, plan: QuantPlan, found: ChosenRanges, name: str, *, may_stay: bool) -> ChosenRanges | None:
+        """One more tensor dynamic or float; None where it saves too little."""
+        loss = found.after
+        dynamic, floats = (
+            replace(found, dynamic=(*found.dynamic, name)), replace(found, floats=(*found.floats, name)),
+        )  # fmt: skip
+        saved = [loss - self._loss(plan.reading(each.dynamic, each.floats)) for each in (dynamic, floats)]
+        if saved[0] >= LEAST * loss and saved[0] >= ENOUGH * saved[1]:
+            return replace(dynamic, after=loss - saved[0])
+        if may_stay and saved[1] >= LEAST * loss:
+            return replace(floats, after=loss - saved[1])
+        return replace(dynamic, after=loss - saved[0]) if saved[0] >= LEAST * loss else None
+
+    def _tried(self, plan: QuantPlan, name: str, total: int, done: int) -> float:
+        loss = self._loss(plan.reading((), (name,)))
+        self.progress("activations", done, total)
+        return loss
+
+    def _loss(self, plan: QuantPlan) -> float:
+        return self.teacher.loss_of(self.simulate(plan))
