@@ -118,6 +118,22 @@ def transformer_block() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def mlp() -> onnx.ModelProto:
+    """A Gemm with a transposed weight, one without, and a MatMul."""
+    text = """
+    net (float[N,80] x) => (float[N,12] y) {
+        [turned] a = Gemm <transB=1> (x, w1, b1)
+        [relu] r = Relu (a)
+        [straight] b = Gemm (r, w2, b2)
+        [tanh] t = Tanh (b)
+        [bare] y = MatMul (t, w3)
+    }"""
+    return build(
+        text, w1=normal(64, 80, scale=0.2), b1=normal(64), w2=normal(64, 48, scale=0.2), b2=normal(48),
+        w3=normal(48, 12, scale=0.3),
+    )  # fmt: skip
+
+
 def conv1d() -> onnx.ModelProto:
     """Two convolutions over a line."""
     text = """

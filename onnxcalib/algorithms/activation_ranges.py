@@ -16,8 +16,8 @@ from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.plan import QuantPlan
 from onnxcalib.progress import Progress
 
-# Of the loss at hand, that a tensor must save: measured losses carry noise, and both choices cost time.
-LEAST = 0.1
+# Of the loss at hand, that a tensor must save: so many times its share among all of them, within limits.
+STANDS_OUT, LIMITS = 3.0, (0.1, 0.5)
 ENOUGH = 0.5  # of what floats would save, with which a range found at run time is taken
 MOST_FLOAT = 0.25  # of the tensors
 VAIN = 2  # tensors that saved too little, one after the other, after which the search ends
@@ -48,29 +48,31 @@ class RangeSearch:
         """Requires a static plan; leavable are those of the tensors that may stay float."""
         start = self._loss(plan)
         alone = np.array([self._tried(plan, name, len(tensors), done) for done, name in enumerate(tensors, 1)])
+        least = float(np.clip(STANDS_OUT / max(len(tensors), 1), *LIMITS))
         found, vain = ChosenRanges((), (), start, start), 0
         for place in np.argsort(alone, kind="stable"):
             name, loss = tensors[place], found.after
-            if start - alone[place] < LEAST * loss or vain == VAIN:
+            if start - alone[place] < least * loss or vain == VAIN:
                 break
             may_stay = name in leavable and len(found.floats) < max(1, int(MOST_FLOAT * len(tensors)))
-            taken = self._better(plan, found, name, may_stay=may_stay)
+            taken = self._better(plan, found, name, least, may_stay=may_stay)
             vain = 0 if taken is not None else vain + 1
             found = taken or found
         return found
 
-    def _better(self, plan: QuantPlan, found: ChosenRanges, name: str, *, may_stay: bool) -> ChosenRanges | None:
+    def _better(
+        self, plan: QuantPlan, found: ChosenRanges, name: str, least: float, *, may_stay: bool
+    ) -> ChosenRanges | None:
         """One more tensor dynamic or float; None where it saves too little."""
-        loss = found.after
-        dynamic, floats = (
-            replace(found, dynamic=(*found.dynamic, name)), replace(found, floats=(*found.floats, name)),
-        )  # fmt: skip
-        saved = [loss - self._loss(plan.reading(each.dynamic, each.floats)) for each in (dynamic, floats)]
-        if saved[0] >= LEAST * loss and saved[0] >= ENOUGH * saved[1]:
-            return replace(dynamic, after=loss - saved[0])
-        if may_stay and saved[1] >= LEAST * loss:
-            return replace(floats, after=loss - saved[1])
-        return replace(dynamic, after=loss - saved[0]) if saved[0] >= LEAST * loss else None
+        dynamic = self._measured(plan, replace(found, dynamic=(*found.dynamic, name)))
+        floats = self._measured(plan, replace(found, floats=(*found.floats, name)))
+        saved, at_most, needed = found.after - dynamic.after, found.after - floats.after, least * found.after
+        if may_stay and at_most >= needed and saved < ENOUGH * at_most:
+            return floats
+        return dynamic if saved >= needed else None
+
+    def _measured(self, plan: QuantPlan, found: ChosenRanges) -> ChosenRanges:
+        return replace(found, after=self._loss(plan.reading(found.dynamic, found.floats)))
 
     def _tried(self, plan: QuantPlan, name: str, total: int, done: int) -> float:
         loss = self._loss(plan.reading((), (name,)))

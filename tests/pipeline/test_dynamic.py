@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from jobs import correlated_data
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from said import refused
 
-from models import UNOPTIMIZED, build, conv_net, feed_for, normal, op_types, optimized_ops, run, transformer_block
+from models import UNOPTIMIZED, build, conv_net, feed_for, mlp, normal, op_types, optimized_ops, run, transformer_block
 from onnxcalib import Pipeline, Recipe, Result, quantize
 from onnxcalib.analysis.diagnose import diagnose_file
 from onnxcalib.checks.check import check_model, matters
@@ -29,22 +30,6 @@ from onnxcalib.targets import NAMES, Dynamic, find_target
 
 FUSED = {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
 values = hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=5), elements=st.floats(-1e4, 1e4, width=32))
-
-
-def mlp() -> onnx.ModelProto:
-    """Gemms with and without a transposed weight, and a MatMul without a bias."""
-    text = """
-    net (float[N,40] x) => (float[N,12] y) {
-        [turned] a = Gemm <transB=1> (x, w1, b1)
-        [relu] r = Relu (a)
-        [straight] b = Gemm (r, w2, b2)
-        [tanh] t = Tanh (b)
-        [bare] y = MatMul (t, w3)
-    }"""
-    return build(
-        text, w1=normal(64, 40, scale=0.2), b1=normal(64), w2=normal(64, 48, scale=0.2), b2=normal(48),
-        w3=normal(48, 12, scale=0.3),
-    )  # fmt: skip
 
 
 def dynamic(model: onnx.ModelProto, bits: str = "8", **options: object) -> Result:
@@ -187,7 +172,7 @@ def test_files_of_the_runtimes_own_tool_are_read(tmp_path: Path) -> None:
 
 def test_second_order_rounding_reads_what_the_layer_reads() -> None:
     model = mlp()
-    data = feed_for(model, 64)
+    data = correlated_data(model, 256)
     made = quantize(model, data, Recipe(bits="w3a8", activations="dynamic", pipeline="light", rounding="second-order"))
     plain = quantize(model, data, Recipe(bits="w3a8", activations="dynamic"))
     wanted = run(model, data)["y"]
@@ -197,7 +182,7 @@ def test_second_order_rounding_reads_what_the_layer_reads() -> None:
 
 def test_training_goes_on_from_dynamic_layers() -> None:
     model = mlp()
-    data = feed_for(model, 64)
+    data = correlated_data(model, 64)
     recipe = Recipe(bits="w2a8", activations="dynamic", pipeline="advanced", steps=20)
     trained = quantize(model, data, recipe)
     plain = quantize(model, data, Recipe(bits="w2a8", activations="dynamic"))

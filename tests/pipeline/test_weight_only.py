@@ -22,6 +22,7 @@ from models import (
     conv_net,
     feed_for,
     initializer,
+    mlp,
     normal,
     op_types,
     optimized_ops,
@@ -42,22 +43,6 @@ from onnxcalib.targets.target import Blocks
 
 NEWEST = tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 30)
 W4, W8 = Precision(4, FLOAT_BITS), Precision(8, FLOAT_BITS)
-
-
-def mlp() -> onnx.ModelProto:
-    """A Gemm with a transposed weight, one without, and a MatMul."""
-    text = """
-    net (float[N,80] x) => (float[N,12] y) {
-        [turned] a = Gemm <transB=1> (x, w1, b1)
-        [relu] r = Relu (a)
-        [straight] b = Gemm (r, w2, b2)
-        [tanh] t = Tanh (b)
-        [bare] y = MatMul (t, w3)
-    }"""
-    return build(
-        text, w1=normal(64, 80, scale=0.2), b1=normal(64), w2=normal(64, 48, scale=0.2), b2=normal(48),
-        w3=normal(48, 12, scale=0.3),
-    )  # fmt: skip
 
 
 def with_weights(model: onnx.ModelProto, plan: QuantPlan, weights: dict[str, str]) -> onnx.ModelProto:
