@@ -15,7 +15,7 @@ from onnxcalib.data.feeds import from_files
 from onnxcalib.data.images import class_folders, images_in, open_images
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.protobuf import open_test_sets, set_folders
-from onnxcalib.data.samples import FileRows, SampleDataset, join_rows
+from onnxcalib.data.samples import FileRows, join_rows
 from onnxcalib.data.spec import LABELS, Array, Dataset, InputSpec
 from onnxcalib.data.spool import Spool
 from onnxcalib.errors import DataError
@@ -55,8 +55,8 @@ def _kind(folder: Path) -> str:
     return kinds[0]
 
 
-def _open_npy(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> SampleDataset:
-    """Each file is one sample, or a batch of them, for the only input."""
+def _open_npy(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> Dataset:
+    """Each file is one sample, or a batch of them, for the only input; one feed where lengths differ."""
     if len(inputs) != 1:
         hint = "Save .npz files with one array an input name instead."
         raise DataError(f"{folder} holds .npy files, but the model has {len(inputs)} inputs.", hint)
@@ -65,17 +65,29 @@ def _open_npy(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> S
     def load(index: int) -> Array:
         return _batched(map_npy(files[index], titles[index]), spec, titles[index])
 
-    rows = FileRows(titles, [len(load(index)) for index in range(len(files))], load)
+    shapes = [load(index).shape for index in range(len(files))]
+    if len({shape[1:] for shape in shapes}) > 1:
+        return from_files(str(folder), inputs, titles, lambda index: {spec.name: np.array(load(index))})
+    rows = FileRows(titles, [shape[0] for shape in shapes], load)
     return join_rows(str(folder), inputs, {spec.name: rows}, None)
 
 
 def _open_npz(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> Dataset:
-    """Each file is one sample or a batch; where the inputs share no batch axis, it is one feed."""
+    """Each file is one sample or a batch; where the inputs share no batch axis, or lengths differ, it is one feed."""
+    names = [str(file) for file in files]
     if any(spec.rank == 0 for spec in inputs) or len({spec.shape[0] for spec in inputs}) > 1:
-        return from_files(str(folder), inputs, [str(file) for file in files], lambda index: _feed(files[index], inputs))
+        return from_files(str(folder), inputs, names, lambda index: _feed(files[index], inputs))
     spool = cache(Spool)
     archives = [Npz(file, spool) for file in files]
     counts = [_samples(archive, inputs) for archive in archives]
+    if len({_sizes(archive, inputs) for archive in archives}) > 1:
+
+        def feed(index: int) -> dict[str, Array]:
+            archive = Npz(files[index])
+            found = {name: np.array(archive[name]) for name in archive.names}
+            return found | {it.name: _batched(found[it.name], it, archive.title(it.name)) for it in inputs}
+
+        return from_files(str(folder), inputs, names, feed)
 
     def load(spec: InputSpec, index: int) -> Array:
         # A file with one sample is opened once a pass: a copy of what it compresses is not worth the disk.
@@ -85,6 +97,11 @@ def _open_npz(folder: Path, files: list[Path], inputs: Sequence[InputSpec]) -> D
     titles = {spec.name: [archive.title(spec.name) for archive in archives] for spec in inputs}
     rows = {spec.name: FileRows(titles[spec.name], counts, partial(load, spec)) for spec in inputs}
     return join_rows(str(folder), inputs, rows, _labels(folder, archives, counts, inputs))
+
+
+def _sizes(archive: Npz, inputs: Sequence[InputSpec]) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a sample."""
+    return tuple(_with_batch(*archive.header(it.name), it, archive.title(it.name))[1:] for it in inputs)
 
 
 def _feed(file: Path, inputs: Sequence[InputSpec]) -> dict[str, Array]:

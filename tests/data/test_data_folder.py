@@ -187,3 +187,21 @@ def test_nan_in_a_test_set_is_found_when_it_is_read(tmp_path: Path) -> None:
         list(data.batches(1))
     kept, _ = split(data, 1)
     assert joined(kept).shape == (2, 3)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_sequences_of_different_lengths_are_feeds_of_their_own(tmp_path: Path, batched: bool) -> None:
+    ids, mask = (InputSpec(name, np.dtype("int64"), (None, None)) for name in ("ids", "mask"))
+    lengths = [3, 5, 3, 4]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    for index, length in enumerate(lengths):
+        sentence = np.arange(length).reshape((1, length) if batched else (length,))
+        np.save(tmp_path / "one" / f"{index}.npy", sentence)
+        np.savez(tmp_path / "two" / f"{index}.npz", ids=sentence, mask=np.ones_like(sentence), labels=index)
+    one, two = open_data(tmp_path / "one", [ids]), open_data(tmp_path / "two", [ids, mask])
+    assert [feed["ids"].shape for feed in one.batches(8)] == [(1, length) for length in lengths]
+    assert [feed["mask"].shape for feed in two.batches(8)] == [(1, length) for length in lengths]
+    assert list(two.labels) == [0, 1, 2, 3]
+    kept, held_out = split(two, 1)
+    assert (len(kept), len(held_out)) == (3, 1)
