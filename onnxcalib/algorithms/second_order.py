@@ -22,6 +22,7 @@ from onnxcalib.data import Dataset
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
+from onnxcalib.numerics.coordinate_descent import descended, fitted_scales
 from onnxcalib.numerics.dynamic import dynamic_qparams
 from onnxcalib.numerics.moments import Moments
 from onnxcalib.numerics.positions import Counts
@@ -115,9 +116,9 @@ class Rounder:
         problem = LayerRounding(matrix, index.value(layer.weight), bias, moments)
         wanted = problem.wanted(strength)
         qparams = self._qparams(problem, wanted, start.qparams)
-        for _ in range(2):  # once more if the new bias needs a coarser step
+        for fits in (self._fits(layer, qparams), False):  # once more if the new bias needs a coarser step
             qparams = self._for_bias(layer, qparams, bias, plan)
-            quantized, source = problem.rounded(wanted, qparams)
+            quantized, qparams, source = problem.rounded(wanted, qparams, fits=fits)
             bias = problem.new_bias(quantized, qparams)
             if self._for_bias(layer, qparams, bias, plan) is qparams:
                 break
@@ -134,6 +135,11 @@ class Rounder:
         if like.block is not None and like.axis is not None:
             return blockwise_qparams(weight, scheme, like.axis, like.block, self.ranges)
         return weight_qparams(weight, scheme, like.axis, self.ranges)
+
+    def _fits(self, layer: Layer, qparams: QuantParams) -> bool:
+        """Whether scales may move on from where the range search left them."""
+        asked = layer.name in self.fixed or self.ranges in (RangeMethod.MINMAX, RangeMethod.AVERAGED)
+        return not (asked or qparams.axis is None or self.target.power_of_two)
 
     def _for_bias(self, layer: Layer, qparams: QuantParams, bias: Array | None, plan: QuantPlan) -> QuantParams:
         """The grid with steps that an int32 bias can be counted in; itself if they are."""
@@ -164,12 +170,28 @@ class LayerRounding:
         """The weights that make the most of what arrives, or a part of the way there."""
         return self.weight + strength * arriving_move(self.weight, self.lost, self.squares) if strength else self.weight
 
-    def rounded(self, wanted: FloatArray, qparams: QuantParams) -> tuple[Array, npt.NDArray[np.float32]]:
-        """Quantized values, and what they were rounded from."""
-        scale, zero = (self.matrix.weights(each) for each in of_each(qparams, self.matrix.layer.weight_shape))
-        found = round_columns(wanted, self.squares, Grid(scale, zero, qparams.low, qparams.high))
+    def rounded(
+        self, wanted: FloatArray, qparams: QuantParams, *, fits: bool
+    ) -> tuple[Array, QuantParams, npt.NDArray[np.float32]]:
+        """Quantized values, their grid, and what they were rounded from."""
+        grid = self._grid(qparams)
+        start = round_columns(wanted, self.squares, grid)[0]
+        found = descended(wanted, start, self.squares, grid)
+        if fits:
+            scale = fitted_scales(wanted, found[0], self.squares, grid, qparams.block or self.matrix.columns)
+            qparams = replace(qparams, scale=self._as_scale(scale, qparams))
+            found = descended(wanted, found[0], self.squares, self._grid(qparams))
         quantized, source = (self.matrix.shaped(each) for each in found)
-        return quantized.astype(qparams.dtype), source.astype(np.float32)
+        return quantized.astype(qparams.dtype), qparams, source.astype(np.float32)
+
+    def _grid(self, qparams: QuantParams) -> Grid:
+        scale, zero = (self.matrix.weights(each) for each in of_each(qparams, self.matrix.layer.weight_shape))
+        return Grid(scale, zero, qparams.low, qparams.high)
+
+    def _as_scale(self, found: FloatArray, qparams: QuantParams) -> npt.NDArray[np.float32]:
+        """Scales [groups, rows, blocks] in the shape of a grid's own."""
+        whole = found[0] if qparams.block is not None and self.matrix.layer.transposed else found[0].T
+        return np.asarray(whole if qparams.block is not None else found.reshape(-1), np.float32)
 
     def new_bias(self, quantized: Array, qparams: QuantParams) -> npt.NDArray[np.float32] | None:
         """The bias with which the layer's mean output is that of the float network; None where there is no place."""

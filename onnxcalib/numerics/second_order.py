@@ -19,9 +19,9 @@ FloatArray = npt.NDArray[np.float64]
 # Of the mean of the diagonal, added to it: few samples leave directions of which H knows nothing.
 DAMPING = 0.01
 # Columns that are rounded before the others hear of it, and the width below which an inverse is taken at once.
-BATCH, SMALL = 128, 64
+BATCH, SMALL = 32, 64
 # Weights that are worked on at a time.
-VALUES = 2**21
+VALUES = 2**20
 # How far a weight may lie from its grid point, in steps, and surely be rounded to it again.
 HALF = 0.49
 
@@ -69,30 +69,40 @@ def round_columns(weight: FloatArray, moments: FloatArray, grid: Grid) -> tuple[
     for start in range(0, weight.shape[1], some):
         rows = slice(start, start + some)
         given, scale, zero = (
-            np.take_along_axis(np.broadcast_to(each, weight.shape)[:, rows].astype(np.float64), columns, 2)
+            columns_first(np.take_along_axis(np.broadcast_to(each, weight.shape)[:, rows], columns, 2))
             for each in (weight, grid.scale, grid.zero_point)
         )
         found = _rounded(given, factor, Grid(scale, zero, grid.low, grid.high))
-        quantized[:, rows], source[:, rows] = (np.take_along_axis(each, back, 2) for each in found)
+        quantized[:, rows], source[:, rows] = (np.take_along_axis(each.transpose(1, 2, 0), back, 2) for each in found)
     return quantized, source
+
+
+def columns_first(values: npt.NDArray[Any]) -> FloatArray:
+    """Values [groups, rows, columns] as [columns, groups, rows]: what is worked on a column at a time lies together."""
+    return np.ascontiguousarray(values.transpose(2, 0, 1), np.float64)
 
 
 def _rounded(weight: FloatArray, factor: FloatArray, grid: Grid) -> tuple[FloatArray, FloatArray]:
-    """The columns in the order given; those of later batches are moved once a batch."""
+    """The columns [columns, groups, rows] in the order given; those of later batches are moved once a batch."""
     left, quantized, source = weight.copy(), np.empty_like(weight), np.empty_like(weight)
-    for start in range(0, weight.shape[-1], BATCH):
-        end = min(start + BATCH, weight.shape[-1])
-        part, errors = left[..., start:end].copy(), np.empty((*weight.shape[:-1], end - start))
+    for start in range(0, len(weight), BATCH):
+        end = min(start + BATCH, len(weight))
+        part, errors = left[start:end], np.empty((end - start, *weight.shape[1:]))
         for place, column in enumerate(range(start, end)):
-            scale, zero = grid.scale[..., column], grid.zero_point[..., column]
-            steps = np.clip(np.rint(part[..., place] / scale) + zero, grid.low, grid.high)
+            scale, zero = grid.scale[column], grid.zero_point[column]
+            steps = np.clip(np.rint(part[place] / scale) + zero, grid.low, grid.high)
             value = scale * (steps - zero)
-            off = part[..., place] - value
-            quantized[..., column], source[..., column] = steps, value + np.clip(off, -HALF * scale, HALF * scale)
-            errors[..., place] = off / factor[:, column, column, None]
-            part[..., place + 1 :] -= errors[..., place, None] * factor[:, None, column, column + 1 : end]
-        left[..., end:] -= errors @ factor[:, start:end, end:]
+            off = part[place] - value
+            quantized[column], source[column] = steps, value + np.clip(off, -HALF * scale, HALF * scale)
+            errors[place] = off / factor[:, column, column, None]
+            part[place + 1 :] -= factor[:, column, column + 1 : end].T[:, :, None] * errors[place]
+        left[end:] -= products(factor[:, start:end, end:], errors)
     return quantized, source
+
+
+def products(matrices: FloatArray, values: FloatArray) -> FloatArray:
+    """Columns [columns, groups, rows] times the transposed matrix of each group."""
+    return (matrices.swapaxes(1, 2) @ values.transpose(1, 0, 2)).transpose(1, 0, 2)
 
 
 def _inverse_upper(upper: FloatArray) -> FloatArray:
