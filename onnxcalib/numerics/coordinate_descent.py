@@ -1,4 +1,4 @@
-"""What second-order rounding leaves: each quantized value, and each scale, moved to its best with all others as they are.
+"""After second-order rounding: each quantized value, and each scale, moved to its best with all others as they are.
 
 Both lower the squared error of the products, step by step; arrays have the form of second-order rounding.
 """
@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from onnxcalib.numerics.second_order import BATCH, HALF, VALUES, FloatArray, Grid, columns_first, products
 
-# Passes over all columns: a third changed the error by less than a hundredth of itself on six layers of a language model.
+# Over all columns: a third changed the error by less than a hundredth of itself on six layers of a language model.
 PASSES = 2
 
 
 def descended(
     weight: FloatArray, quantized: npt.NDArray[Any], moments: FloatArray, grid: Grid
 ) -> tuple[npt.NDArray[Any], FloatArray]:
-    """Quantized values with no greater error than those given, and what each is best rounded from, within half a step."""
+    """Quantized values with no greater error than those given, and what each is best rounded from, half a step away."""
     found, source = np.empty(weight.shape, np.int32), np.empty(weight.shape)
     some = max(VALUES // (weight.shape[0] * weight.shape[2]), 1)
     for start in range(0, weight.shape[1], some):

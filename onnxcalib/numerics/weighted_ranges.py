@@ -11,7 +11,7 @@ from onnxcalib.numerics.quant_params import Array, QuantParams, QuantScheme, mak
 
 FloatArray = npt.NDArray[np.float64]
 
-SHARES = np.linspace(1.0, 0.25, 76)  # of the range between the extremes
+SHARES = np.linspace(1.0, 0.25, 31)  # of the range between the extremes; what is left to find fitted scales find
 VALUES = 2**15  # that are rounded at a time
 
 

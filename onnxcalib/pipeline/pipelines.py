@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from onnxcalib.algorithms.reconstruction.layerwise import Trained
 from onnxcalib.autodiff.gradients import choose_engine
 from onnxcalib.cache.folder import check_run_directory
 from onnxcalib.data import Preprocess, why_not_parted
@@ -161,9 +162,13 @@ def _advanced(job: Job) -> Outcome:
 def _trained(job: Job, found: Outcome) -> Outcome:
     """What the advanced pipeline does with assigned bits."""
     rounded = rounded_and_tuned(job, found.plan)
-    # Training goes further from plain rounding, which leaves it more to do, unless the other is asked for.
-    tuned = rounded.best if job.recipe.weights.rounding is Rounding.SECOND_ORDER else rounded.nearest
-    trained = stages.sequential_training(job, tuned.plan)
+    # Where activations are rounded too, training goes further from plain rounding, unless the other is asked for.
+    second = job.recipe.weights.rounding is Rounding.SECOND_ORDER or job.recipe.weight_only
+    tuned = rounded.best if second else rounded.nearest
+    if job.recipe.weight_only and rounded.is_second_order:
+        trained = Trained(tuned.plan, tuned.plan, tuned.after, tuned.after, solved=True)
+    else:
+        trained = stages.sequential_training(job, tuned.plan)
     if trains_end_to_end(job.recipe):
         end_to_end = stages.end_to_end_training(job, trained)
         plan, trained, end_to_end = better_of(job, trained, end_to_end)
@@ -177,7 +182,8 @@ def _trained(job: Job, found: Outcome) -> Outcome:
         end_to_end = None if end_to_end is None else replace(end_to_end, before=tuned.after, after=tuned.after)
     # Biases are tuned on the scales that are written.
     biases = stages.bias_tuning(job, plan)
-    found = replace(found, plan=biases.plan, rounding=rounding, tuned=tuned, trained=trained)
+    told = None if trained.solved else trained
+    found = replace(found, plan=biases.plan, rounding=rounding, tuned=tuned, trained=told)
     return replace(found, end_to_end=end_to_end, biases=biases)
 
 

@@ -27,6 +27,11 @@ class Roundings:
     chosen: ChosenRounding | None = None  # None where only one was tried
 
     @property
+    def is_second_order(self) -> bool:
+        """Whether the better one is of second order."""
+        return self.chosen is not None and self.chosen.strength is not None
+
+    @property
     def set_aside(self) -> ChosenRounding | None:
         """The choice, told as not kept."""
         return None if self.chosen is None else replace(self.chosen, strength=None, after=self.chosen.before)

@@ -200,7 +200,8 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
     Ensures final scales, unless something has no gradient: the last quarter of the steps trains on its scales. It may
     be worse than the start.
     """
-    early, late = schedules_for(job.recipe.training.steps, generalizes=trained.generalizes)
+    solved = trained.solved or trained.generalizes
+    early, late = schedules_for(job.recipe.training.steps, solved=solved)
     found = _through_network(job, trained.further, early, checkpoint)
     if found.skip_reason is not None:
         return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -67,7 +69,7 @@ def test_the_error_never_grows(seed: int, shape: tuple[int, int, int, int]) -> N
         error(weight, codes, moments, each)
         for codes, each in ((first, grid), (second, grid), (second, fitted), (third, fitted))
     ]
-    assert all(later <= earlier * (1 + 1e-9) for earlier, later in zip(errors, errors[1:], strict=False))
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(errors))
     assert (scale > 0).all()
 
 

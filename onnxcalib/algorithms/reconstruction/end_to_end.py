@@ -55,11 +55,12 @@ from onnxcalib.targets import Dynamic, Placement, Target
 FloatArray = npt.NDArray[np.float32]
 
 BATCH = 8
+SEQUENCES = 4  # of a batch, where every position is an example
 # A batch goes through the network in pieces whose layers' outputs take this at most; a worker takes some 20 times it.
 MICRO_BATCH_BYTES = 40 * 10**6
 CHECKS = 10
 END_TO_END_STEPS, BIAS_TUNING_STEPS = 8, 2  # for each step of a layer that is asked for
-SHRINK = 0.6  # for plans that were trained by layers, which leaves many weights at the edge of two quantized values
+SHRINK = 0.6  # for plans that were solved by layers, which leaves many weights at the edge of two quantized values
 # Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
 HINT_SHARE = 3.0
 
@@ -91,11 +92,11 @@ FINAL_SCALES = replace(
 )
 
 
-def schedules_for(steps: int | None, *, generalizes: bool) -> tuple[Schedule, Schedule]:
+def schedules_for(steps: int | None, *, solved: bool) -> tuple[Schedule, Schedule]:
     """Most of the steps, and the last quarter, on the scales that are written; as many as layers are trained for."""
     share = 1.0 if steps is None else END_TO_END_STEPS * steps / (END_TO_END.steps + FINAL_SCALES.steps)
     early, late = (max(round(share * it.steps), 1) for it in (END_TO_END, FINAL_SCALES))
-    first_part = replace(END_TO_END, steps=early, after=late, shrink=SHRINK if generalizes else END_TO_END.shrink)
+    first_part = replace(END_TO_END, steps=early, after=late, shrink=SHRINK if solved else END_TO_END.shrink)
     return first_part, replace(FINAL_SCALES, steps=late, before=early)
 
 
@@ -178,12 +179,13 @@ class _Training:
         self.tuner, self.start = tuner, plan
         self.most = {name: self._most_scale(name, qparams) for name, qparams in plan.inputs.items()}
         self.kinds = tuner.teacher.kinds_that_count
+        self.batch = SEQUENCES if any(kind.is_of_tokens for kind in self.kinds.values()) else BATCH
         self.hints = self._hints()
         self.session = Session(with_outputs(tuner.model.proto, [*self.kinds, *self.hints]))
         self.micro_batch = self._micro_batch_size()
         feed = next(iter(tuner.data.batches(self.micro_batch)))
-        self.micro_batches = -(-BATCH // samples_in(feed, tuner.data))
-        feed = next(iter(tuner.data.batches(BATCH)))
+        self.micro_batches = -(-self.batch // samples_in(feed, tuner.data))
+        feed = next(iter(tuner.data.batches(self.batch)))
         parameters, rates = self._parameters(feed)
         self.units = {name: parameter.unit for name, parameter in parameters.items()}
         starts = {name: parameter.start for name, parameter in parameters.items()}
@@ -208,7 +210,7 @@ class _Training:
     def _micro_batch_size(self) -> int:
         """How many samples go through the network at a time."""
         size = sum(self._sizes([layer.activated for layer in self.tuner.layers]).values())
-        return int(np.clip(MICRO_BATCH_BYTES // max(size, 1), 1, BATCH // GROUPS))
+        return int(np.clip(MICRO_BATCH_BYTES // max(size, 1), 1, self.batch // GROUPS))
 
     def _hints(self) -> list[str]:
         """Inputs of layers at the borders of blocks; where there are many, the smallest."""

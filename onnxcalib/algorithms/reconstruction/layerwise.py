@@ -46,6 +46,7 @@ class Trained:
     before: float
     after: float
     skip_reasons: tuple[str, ...] = ()  # why layers could not be trained
+    solved: bool = False  # without gradients: second-order rounding of layers that read floats has the same aim
 
     @property
     def generalizes(self) -> bool:
