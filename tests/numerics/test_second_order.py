@@ -159,7 +159,7 @@ def test_ranges_count_errors_by_what_they_are_multiplied_with() -> None:
         return float((off**2 * importance[row]).sum())
 
     found = weighted_qparams(weight, importance, scheme, make_qparams(-np.ones(4), np.ones(4), scheme, 0))
-    shares = [make_qparams(part * weight.min(1), part * weight.max(1), scheme, 0) for part in np.linspace(0.25, 1, 76)]
+    shares = [make_qparams(part * weight.min(1), part * weight.max(1), scheme, 0) for part in np.linspace(0.25, 1, 31)]
     plain = weight_qparams(weight, scheme, 0, "mse")
     for row in range(4):
         assert weighted(found, row) <= min(weighted(each, row) for each in shares) * (1 + 1e-5)
