@@ -13,8 +13,8 @@ from onnxcalib.analysis.advice import without_recipe
 from onnxcalib.analysis.layer_rows import ReportData, worst_rows
 from onnxcalib.analysis.speed import speed
 from onnxcalib.errors import listed
+from onnxcalib.model.float_nodes import FloatNode
 from onnxcalib.model.io import file_bytes, load
-from onnxcalib.model.layers import FloatNode
 from onnxcalib.model.left_float import left_float_of, sentences
 from onnxcalib.model.placement import INTEGER_OPS
 from onnxcalib.model.quantized import (

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
+from onnxcalib.model.float_nodes import LAYER_OPS
 from onnxcalib.model.folded import folded
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.integer_products import DYNAMIC_QUANTIZER
-from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.placement import SAME_QPARAMS_OPS
 from onnxcalib.model.walk import bodies
 

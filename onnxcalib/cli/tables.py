@@ -31,17 +31,30 @@ def layer_table(layers: LayerList) -> Table:
     """The layer list, one row a layer."""
     table = _table(("layer", "op", "weight", "follows", "reads"), right=("params", "MACs"), title="Layers")
     for layer in layers.layers:
-        weight, macs = "x".join(map(str, layer.weight_shape)), "?" if layer.macs is None else f"{layer.macs:,}"
+        weight = "x".join(map(str, layer.weight_shape))
         told = (layer.name, _kind(layer), weight, _followed_by(layer), layer.input)
-        table.add_row(*told, f"{layer.parameters:,}", macs)
+        table.add_row(*told, f"{layer.parameters:,}", _macs(layer.macs))
     return table
+
+
+def product_table(layers: LayerList) -> Table:
+    """The products of attention: integer where the target runs them so."""
+    table = _table(("product", "op", "makes", "reads"), right=("MACs",), title="Products of attention")
+    for product in layers.products:
+        table.add_row(product.name, product.op, product.role, " and ".join(product.inputs), _macs(product.macs))
+    return table
+
+
+def _macs(macs: int | None) -> str:
+    return "?" if macs is None else f"{macs:,}"
 
 
 def float_table(layers: LayerList) -> Table:
     """What stays float, and why."""
-    table = _table(("node", "op", "why"), title="Stays float")
+    table = _table(("node", "op", "why"), right=("params", "MACs"), title="Stays float")
     for node in layers.float_nodes:
-        table.add_row(node.name, node.op, node.reason)
+        size = f"{node.parameters:,}" if node.parameters else ""
+        table.add_row(node.name, node.op, node.reason, size, "" if node.macs is None else f"{node.macs:,}")
     return table
 
 

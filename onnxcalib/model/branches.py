@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import onnx
 
+from onnxcalib.model.float_nodes import LAYER_OPS
 from onnxcalib.model.graph import drop_unused_initializers, fresh_name
 from onnxcalib.model.io import check_valid, copied
-from onnxcalib.model.layers import LAYER_OPS
 from onnxcalib.model.shapes import inferred
 from onnxcalib.model.walk import all_nodes, bodies, refill
 

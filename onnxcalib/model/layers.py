@@ -14,15 +14,14 @@ import onnx
 
 from onnxcalib.errors import ModelError, RecipeError, near
 from onnxcalib.model.attention import find_attention
+from onnxcalib.model.float_nodes import LAYER_OPS, FloatNode, other_float_nodes
 from onnxcalib.model.fold import BatchNorm, channel_values
 from onnxcalib.model.graph import GraphIndex, attributes
+from onnxcalib.model.patterns import Pattern, find_patterns
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.shapes import infer_shapes
-from onnxcalib.model.walk import all_nodes, bodies
 from onnxcalib.plan import StoredConstant
 
-LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-RECURRENT_OPS = ("LSTM", "GRU", "RNN")
 ACTIVATION_OPS = (
     "Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Gelu",
     "Softplus", "Mish",
@@ -94,22 +93,13 @@ class Product:
 
 
 @dataclass(frozen=True)
-class FloatNode:
-    """A node with weights or products that stays float, and why."""
-
-    name: str
-    op: str
-    reason: str
-    inside: str | None = None  # the node whose subgraph holds it
-
-
-@dataclass(frozen=True)
 class LayerList:
     """The quantizable layers in the order of the graph, and the nodes that stay float."""
 
     layers: tuple[Layer, ...]
     float_nodes: tuple[FloatNode, ...]
     products: tuple[Product, ...] = ()  # of attention
+    patterns: tuple[Pattern, ...] = ()  # norms, activations and rotary positions, however they are spelled
     constants: tuple[StoredConstant, ...] = ()  # beside the layers' own: what can be stored as integers
 
     def __getitem__(self, name: str) -> Layer:
@@ -135,7 +125,7 @@ def find_layers(model: Model) -> LayerList:
             floats.extend(other_float_nodes(index, node))
     for layer in layers:
         _check_finite(index, layer, model.source)
-    return LayerList(tuple(layers), tuple(floats), tuple(products.values()))
+    return LayerList(tuple(layers), tuple(floats), tuple(products.values()), find_patterns(graph))
 
 
 def _products(graph: onnx.GraphProto, shapes: Shapes) -> dict[str, Product]:
@@ -157,32 +147,6 @@ def _product_macs(left: Shape | None, result: Shape | None) -> int | None:
     """Each place of the result is a sum over the last axis of the left operand."""
     sizes = [*(result or (None,)), *(left or (None,))[-1:]]
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
-
-
-def other_float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode]:
-    """What else a person would ask about: recurrent ops, embeddings, lone batch norms, bodies of If and Loop."""
-    if node.op_type in RECURRENT_OPS:
-        return [
-            FloatNode(
-                node.name,
-                node.op_type,
-                "recurrent ops compute in float; only their storage may shrink",
-            )
-        ]
-    if node.op_type == "BatchNormalization":
-        return [FloatNode(node.name, node.op_type, "no layer directly before it to fold it into")]
-    table = index.initializers.get(node.input[0]) if node.op_type == "Gather" else None
-    if table is not None and table.data_type == onnx.TensorProto.FLOAT and math.prod(table.dims) >= 4096:
-        return [
-            FloatNode(
-                node.name,
-                node.op_type,
-                "embedding tables are looked up in float; only their storage may shrink",
-            )
-        ]
-    reason = f"inside a subgraph of {node.op_type} '{node.name}'"
-    inner = [each for body in bodies(node) for each in all_nodes(body) if each.op_type in (*LAYER_OPS, *RECURRENT_OPS)]
-    return [FloatNode(each.name or each.output[0], each.op_type, reason, node.name) for each in inner]
 
 
 def why_float(index: GraphIndex, node: onnx.NodeProto) -> str | None:

@@ -14,11 +14,12 @@ from onnx import numpy_helper
 
 from onnxcalib.errors import understanding
 from onnxcalib.model.constants import LAYOUT_OPS, fold_constants
+from onnxcalib.model.float_nodes import LAYER_OPS, FloatNode, other_float_nodes
 from onnxcalib.model.folded import as_dequantizers
 from onnxcalib.model.graph import GraphIndex, attributes
 from onnxcalib.model.integer_products import DYNAMIC_QUANTIZER, as_float_layers
 from onnxcalib.model.io import copied
-from onnxcalib.model.layers import LAYER_OPS, FloatNode, other_float_nodes, why_float
+from onnxcalib.model.layers import why_float
 from onnxcalib.model.placement import ABSORBED_OPS, SAME_QPARAMS_OPS
 from onnxcalib.model.prepare import name_nodes, real_inputs_only
 from onnxcalib.model.storage import UNPACKING_OPS

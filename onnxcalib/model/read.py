@@ -67,4 +67,5 @@ def merged(graphs: Sequence[Graph]) -> LayerList:
         (*graphs[0].listed.layers, *(layer for listed in inner for layer in listed.layers)),
         (*floats, *(node for listed in inner for node in listed.float_nodes)),
         tuple(product for graph in graphs for product in graph.listed.products),
+        tuple(pattern for graph in graphs for pattern in graph.listed.patterns),
     )

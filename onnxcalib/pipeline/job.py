@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from onnxcalib.algorithms.constants import store
+from onnxcalib.algorithms.sizes import with_measured_macs
 from onnxcalib.algorithms.teacher import Loss, check_loss
 from onnxcalib.cache.codec import digest
 from onnxcalib.cache.run_directory import RunDirectory
@@ -17,8 +18,9 @@ from onnxcalib.data import Dataset, Preprocess, open_data, shuffled, split
 from onnxcalib.errors import ModelError, RecipeError
 from onnxcalib.mixed_precision.request import check_bits, check_overrides, naming_layers
 from onnxcalib.model.branches import Branch
+from onnxcalib.model.float_nodes import FloatNode
 from onnxcalib.model.large_constants import large_constants
-from onnxcalib.model.layers import FloatNode, Layer, LayerList, Product, choose, takes
+from onnxcalib.model.layers import Layer, LayerList, Product, choose, takes
 from onnxcalib.model.placement import InsertionPoints, find_insertion_points
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_qdq
@@ -131,6 +133,7 @@ def start(
     chosen, named = _chosen(listed, layered, prepared)
     _check_dynamic(listed, chosen, named, target)
     given = open_data(calibration, input_specs(prepared.proto), preprocess)
+    graphs[0] = _measured(graphs[0], recipe, given)
     # Samples are often sorted by class: any part of them should be like the whole.
     data, proof = shuffled(given, recipe.seed), None
     if judge is not None:
@@ -168,6 +171,13 @@ def start(
         )
     listed = told_float(_without_untaken(listed, chosen, jobs), multiplied, target, recipe.activations)
     return Start(whole, listed, tuple(jobs), recipe, given, tuple(constants))
+
+
+def _measured(graph: Graph, recipe: Recipe, data: Dataset) -> Graph:
+    """The graph with what its layers multiply on a sample, where the file does not tell and it may be a cost."""
+    if len(recipe.bits) == 1 or all(layer.macs is not None for layer in graph.listed.layers):
+        return graph
+    return replace(graph, listed=with_measured_macs(graph.model, graph.listed, data))
 
 
 def _metric(recipe: Recipe, own: MetricFunction | None) -> Metric | None:

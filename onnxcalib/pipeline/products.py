@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from onnxcalib.errors import RecipeError
-from onnxcalib.model.layers import FloatNode, LayerList, Product
+from onnxcalib.model.float_nodes import FloatNode
+from onnxcalib.model.layers import LayerList, Product
 from onnxcalib.recipe import Activations, Recipe
 from onnxcalib.recipe.overrides import parse_override
 from onnxcalib.targets import Target

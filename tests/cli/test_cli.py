@@ -40,7 +40,7 @@ def test_inspect_prints_json(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert [layer["name"] for layer in listed["layers"]] == ["query", "key", "value", "up", "down"]
     assert listed["layers"][0]["weight_shape"] == [6, 6]
     assert listed["layers"][0]["batch_norm"] is False
-    assert [node["name"] for node in listed["float"]] == ["scores", "mix"]
+    assert [node["name"] for node in listed["products"]] == ["scores", "mix"]
 
 
 def test_quantize_and_evaluate(folder: Path, tmp_path: Path) -> None:

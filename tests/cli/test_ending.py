@@ -32,7 +32,7 @@ from onnxcalib.cli.ending import TRACEBACK
 def test_an_unforeseen_error_is_one_sentence(
     error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(_path: Path) -> None:
+    def fails(_path: Path, _samples: Path | None) -> None:
         raise error
 
     monkeypatch.delenv(TRACEBACK, raising=False)
