@@ -10,11 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.data import Feed
+from onnxcalib.model.switches import SwitchedModel
 from onnxcalib.plan import QuantPlan
 from onnxcalib.progress import Progress
+from onnxcalib.runtime.session import Session, Tensors
 
 # Of the loss at hand, that a tensor must save: so many times its share among all of them, within limits.
 STANDS_OUT, LIMITS = 3.0, (0.1, 0.5)
@@ -42,12 +46,12 @@ class RangeSearch:
 
     teacher: Teacher
     simulate: Callable[[QuantPlan], onnx.ModelProto]
+    switch: Callable[[QuantPlan], SwitchedModel]
     progress: Progress
 
     def choose(self, plan: QuantPlan, tensors: Sequence[str], leavable: Sequence[str]) -> ChosenRanges:
         """Requires a static plan; leavable are those of the tensors that may stay float."""
-        start = self._loss(plan)
-        alone = np.array([self._tried(plan, name, len(tensors), done) for done, name in enumerate(tensors, 1)])
+        start, alone = self._loss(plan), self._without_each(plan, tensors)
         least = float(np.clip(STANDS_OUT / max(len(tensors), 1), *LIMITS))
         found, vain = ChosenRanges((), (), start, start), 0
         for place in np.argsort(alone, kind="stable"):
@@ -74,10 +78,20 @@ class RangeSearch:
     def _measured(self, plan: QuantPlan, found: ChosenRanges) -> ChosenRanges:
         return replace(found, after=self._loss(plan.reading(found.dynamic, found.floats)))
 
-    def _tried(self, plan: QuantPlan, name: str, total: int, done: int) -> float:
-        loss = self._loss(plan.reading((), (name,)))
-        self.progress("activations", done, total)
-        return loss
+    def _without_each(self, plan: QuantPlan, tensors: Sequence[str]) -> npt.NDArray[np.float64]:
+        """The losses with one of the tensors float at a time, by one session."""
+        switched = self.switch(plan)
+        session, losses = Session(switched.proto, "the switched model"), []
+        for done, name in enumerate(tensors, 1):
+            flags = np.ones(switched.count, np.bool_)
+            flags[switched.tensors[name]] = False
+
+            def run(feed: Feed, flags: npt.NDArray[np.bool_] = flags) -> Tensors:
+                return session.run({**feed, switched.flags: flags})
+
+            losses.append(self.teacher.loss_by(run))
+            self.progress("activations", done, len(tensors))
+        return np.array(losses)
 
     def _loss(self, plan: QuantPlan) -> float:
         return self.teacher.loss_of(self.simulate(plan))

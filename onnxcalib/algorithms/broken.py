@@ -154,7 +154,7 @@ class Search:
         """What to leave float; nothing where nothing helps."""
         switched = write_switched(self.model, self.layers, plan, self.target)
         self._session, self._flags = Session(switched.proto, "the switched model"), switched.flags
-        self._count = sum(map(len, switched.tensors.values())) + len(switched.weights)
+        self._count = switched.count
         self._reference = Reference(self.model, first(self.data, self._samples()))
         activations, weights = self._units(switched)
         path = self._path([activations, weights])

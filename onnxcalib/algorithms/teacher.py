@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +91,12 @@ class Teacher:
 
     def loss_of(self, model: onnx.ModelProto) -> float:
         """The loss of a quantized model."""
+        return self.loss_by(Session(model, "the quantized model").run)
+
+    def loss_by(self, run: Callable[[Feed], Tensors]) -> float:
+        """The loss of whatever makes outputs of feeds."""
         loss = new_loss(self.kinds, self.kind, self.temperature)
-        for batch in self._batches(model):
+        for batch in self._batches(run):
             loss.update(batch.reference, batch.outputs, batch.labels, batch.counts)
         return loss.value
 
@@ -100,7 +104,7 @@ class Teacher:
         """What the metric falls by, and how sure that is."""
         lost = new_loss(self.kinds, self.kind)
         assert isinstance(lost, MetricLoss)
-        for batch in self._batches(model):
+        for batch in self._batches(Session(model, "the quantized model").run):
             lost.update(batch.reference, batch.outputs, batch.labels)
         return lost.drop
 
@@ -108,17 +112,16 @@ class Teacher:
         """How far a quantized model is from the float one."""
         loss = new_loss(self.kinds, self.kind, self.temperature)
         signal, noise = dict.fromkeys(self.kinds, 0.0), dict.fromkeys(self.kinds, 0.0)
-        for batch in self._batches(model):
+        for batch in self._batches(Session(model, "the quantized model").run):
             loss.update(batch.reference, batch.outputs, batch.labels, batch.counts)
             for name, output_kind in self.kinds.items():
                 powers = batch.powers(name, probabilities=output_kind.is_of_probabilities)
                 signal[name], noise[name] = signal[name] + powers[0], noise[name] + powers[1]
         return Distance(loss.value, {name: sqnr_db(signal[name], noise[name]) for name in self.kinds})
 
-    def _batches(self, model: onnx.ModelProto) -> Iterator[_Batch]:
-        session = Session(model, "the quantized model")
+    def _batches(self, run: Callable[[Feed], Tensors]) -> Iterator[_Batch]:
         for (feed, labels), reference in zip(_labelled(self.data), self._reference, strict=True):
-            yield _Batch(reference, session.run(feed), labels, positions_that_count(feed))
+            yield _Batch(reference, run(feed), labels, positions_that_count(feed))
 
     def _kept(self, outputs: Tensors, feed: Feed, labels: Array | None) -> Reference | Taken:
         if isinstance(self.kind, Metric):

@@ -78,7 +78,7 @@ def compare_layers(
             f"{paths[0]} and {paths[1]} have no quantized layer of one name.", "Compare files made from one model."
         )
     data = first(data, SAMPLES)
-    precisions = [{layer.name: layer.bits for layer in file.layers} for file in files]
+    precisions = [{layer.name: layer.told for layer in file.layers} for file in files]
     bits = {name: (precisions[0].get(name, "float"), precisions[1].get(name, "float")) for name in names}
     if reference is None:
         found = layer_noise(files[0].proto, files[1].proto, names, data, progress)

@@ -28,6 +28,11 @@ class SwitchedModel:
     tensors: dict[str, list[int]]  # by tensor: its switches
     weights: dict[str, int]  # by layer
 
+    @property
+    def count(self) -> int:
+        """How many switches there are."""
+        return sum(map(len, self.tensors.values())) + len(self.weights)
+
 
 def write_switched(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Target) -> SwitchedModel:
     """Requires a plan made for this model; integer biases stay on their grids, whatever is switched."""

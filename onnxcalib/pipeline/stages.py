@@ -34,6 +34,7 @@ from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.equalize import equalized, exponents_of, find_equalization_pairs
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.model.switches import SwitchedModel, write_switched
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.numerics.metric import Drop
 from onnxcalib.pipeline.dynamic import static_tensors
@@ -106,7 +107,11 @@ def activation_ranges(job: Job, plan: QuantPlan) -> ChosenRanges:
     tensors = static_tensors(job.layers, job.points, job.overrides)
     fits = job.target.weight_only_ops if job.target.weight_only_bits else ()
     leavable = [name for name in tensors if all(layer.op in fits for layer in job.layers if layer.input == name)]
-    return RangeSearch(teacher, job.simulate, job.progress).choose(plan, tensors, leavable)
+
+    def switch(plan: QuantPlan) -> SwitchedModel:
+        return write_switched(job.model, job.layers, plan, job.target)
+
+    return RangeSearch(teacher, job.simulate, switch, job.progress).choose(plan, tensors, leavable)
 
 
 def check_reachable(job: Job, candidates: Candidates) -> None:
