@@ -57,6 +57,7 @@ class RunDirectory:
     def finish(self) -> None:
         """Says that the run came to its end."""
         self.announce()
+        assert self._store  # opened, even where no stage had anything to keep
         write_about(self.folder, {**self._about, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
 
 

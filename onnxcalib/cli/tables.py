@@ -91,10 +91,8 @@ def file_summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
     static = [plan.ranges] if plan.shared or plan.inputs or not plan.dynamic else []
     dynamic = [f"dynamic ({len(plan.dynamic)} of {len(plan.dynamic) + len(plan.inputs)} that layers read)"]
     ranges = " and ".join([*static, *(dynamic if plan.dynamic else [])])
-    return (
-        f"{len(plan.precisions)} layers quantized ({mix}), ranges {ranges}, target {plan.target}; "
-        f"{written_bytes:,} bytes, {share:.1f} % of the float file"
-    )
+    done = f"{len(plan.precisions)} layers quantized ({mix}), ranges {ranges}" if mix else "constants alone stored"
+    return f"{done}, target {plan.target}; {written_bytes:,} bytes, {share:.1f} % of the float file"
 
 
 def stage_summary(result: Result) -> list[str]:

@@ -105,5 +105,11 @@ def input_specs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
                     f"the input '{value.name}' is no tensor of a known type.", "Export the model with typed inputs."
                 )
             shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim)
-            specs.append(InputSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type), shape))
+            kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+            if kind.kind == "V":  # bfloat16 and its small relatives
+                raise ModelError(
+                    f"the input '{value.name}' is {kind.name}, of which onnxruntime takes no arrays.",
+                    "Export the model with float32 inputs, and a Cast behind them.",
+                )
+            specs.append(InputSpec(value.name, kind, shape))
     return tuple(specs)

@@ -33,7 +33,7 @@ from onnxcalib.pipeline.dynamic import check_dynamic, dynamic_tensors
 from onnxcalib.pipeline.products import chosen_products, told_float, without_products
 from onnxcalib.plan import LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Listener, Progress, ignore, silent
-from onnxcalib.recipe import Activations, Recipe
+from onnxcalib.recipe import MAX_BITS, Activations, Recipe
 from onnxcalib.recipe.metrics import find_metric
 from onnxcalib.recipe.overrides import Override, by_layer
 from onnxcalib.runtime.threads import default_workers
@@ -120,15 +120,16 @@ def start(
 ) -> Start:
     """Reads the model and the data, and finds what there is to quantize."""
     judge = _metric(recipe, metric)
-    target = find_target(recipe.target)
-    if recipe.weight_only:
-        target = target.weight_only
+    whole_target = find_target(recipe.target)
+    target = whole_target.weight_only if recipe.weight_only else whole_target
     asked, blocks = check_bits(recipe, target), recipe.weights.block_size is not None
     prepared = read_prepared(model, target, {precision.weight for precision in asked}, blocks=blocks)
     graphs = graphs_of(prepared)
     listed = merged(graphs)
     if recipe.weight_only:
         listed = _fit_for_weights_alone(listed, target)
+    if not listed.layers and _asks_for_no_layer(recipe):
+        return _constants_alone(prepared, listed, target, calibration, preprocess, recipe, progress)
     layered, floats = without_products(recipe, listed)
     chosen, named = _chosen(listed, layered, prepared)
     _check_dynamic(listed, chosen, named, target)
@@ -180,6 +181,40 @@ def _measured(graph: Graph, recipe: Recipe, data: Dataset) -> Graph:
     return replace(graph, listed=with_measured_macs(graph.model, graph.listed, data))
 
 
+def _asks_for_no_layer(recipe: Recipe) -> bool:
+    """Whether nothing in a recipe would be without effect on a model that has no layers, but constants to store."""
+    kept = Recipe(bits=recipe.bits, target=recipe.target, ranges=recipe.ranges, seed=recipe.seed)
+    return recipe == kept and len(recipe.bits) == 1 and recipe.base.weight == MAX_BITS
+
+
+def _constants_alone(
+    model: Model,
+    listed: LayerList,
+    target: Target,
+    calibration: Any,
+    preprocess: Preprocess | None,
+    recipe: Recipe,
+    progress: Progress,
+) -> Start:
+    """A model of recurrent cells, embeddings and the like: large constants are stored as integers."""
+    given = open_data(calibration, input_specs(model.proto), preprocess)
+    data = shuffled(given, recipe.seed)
+    rounded, found = store(model, (), target, data, lambda _: True)
+    if not found:
+        raise no_layers(listed, model.source)
+    job = Job(rounded, (), InsertionPoints({}), target, data, recipe, progress, constants=tuple(found))
+    return Start(rounded, listed, (job,), recipe, given, tuple(found))
+
+
+def no_layers(listed: LayerList, source: str, more: str = "") -> ModelError:
+    """What to say of a model without layers."""
+    kinds = sorted({f"{node.op} ({node.reason})" for node in listed.float_nodes})
+    return ModelError(
+        f"{source} has no layer that can be quantized.",
+        (f"What stays float: {'; '.join(kinds)}." if kinds else "It has no Conv, Gemm or MatMul.") + more,
+    )
+
+
 def _metric(recipe: Recipe, own: MetricFunction | None) -> Metric | None:
     """What the user judges by; None where the recipe does not ask for it."""
     if recipe.mixed_precision.max_drop is None and recipe.loss is not LossKind.METRIC:
@@ -218,11 +253,8 @@ def _chosen(listed: LayerList, recipe: Recipe, model: Model) -> tuple[set[str], 
     """The layers to quantize, of which there must be some, and the recipe with overrides that name layers."""
     source = model.source
     if not listed.layers:
-        kinds = sorted({f"{node.op} ({node.reason})" for node in listed.float_nodes})
-        raise ModelError(
-            f"{source} has no layer that can be quantized.",
-            f"What stays float: {'; '.join(kinds)}." if kinds else "It has no Conv, Gemm or MatMul.",
-        )
+        weighty = any(constant.is_weight for constant in large_constants(model.proto.graph))
+        raise no_layers(listed, source, " The plain pipeline at eight bits can store its weights." if weighty else "")
     readers = {use.node.name for constant in large_constants(model.proto.graph) for use in constant.uses}
     others = {*readers, *(product.name for product in listed.products)}
     chosen = choose(listed, recipe.include, recipe.exclude, others)

@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from onnxcalib.algorithms.broken import OutputNoise
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
 from onnxcalib.autodiff.gradients import choose_engine
 from onnxcalib.cache.folder import check_run_directory
@@ -122,7 +123,7 @@ def _run(job: Job) -> Outcome:
         # Bits are assigned within one graph; branches of an If get the highest on offer.
         one, unmixed = (job.recipe.base,), MixedPrecisionOptions()
         job = replace(job, recipe=replace(job.recipe, bits=one, edge_bits=None, mixed_precision=unmixed))
-    outcome = run(job)
+    outcome = run(job) if job.layers else Outcome(_uniform(job), noise=OutputNoise({}))
     noise = outcome.noise or stages.noise(job, outcome.plan)
     if judged_at_the_end(job.recipe):
         warn_of_broken(job, noise)
@@ -192,6 +193,8 @@ def _itself(_: Job, plan: QuantPlan) -> QuantPlan:
 
 
 def _uniform(job: Job) -> QuantPlan:
+    if not job.layers:  # only constants are stored
+        return QuantPlan(job.target.name, "none", {}, {}, {}, {})
     return stages.uniform_plan(job, stages.statistics(job))
 
 

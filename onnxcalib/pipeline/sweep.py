@@ -14,7 +14,7 @@ from onnxcalib.mixed_precision.curve import Point, curve, ratios_between
 from onnxcalib.mixed_precision.request import Request
 from onnxcalib.mixed_precision.sensitivity import Measured
 from onnxcalib.pipeline import stages
-from onnxcalib.pipeline.job import Job, Run, Start, start
+from onnxcalib.pipeline.job import Job, Run, Start, no_layers, start
 from onnxcalib.pipeline.pipelines import with_equal_channels
 from onnxcalib.plan import Candidates
 from onnxcalib.progress import Progress, listener_of, silent
@@ -64,6 +64,8 @@ def candidates_of(job: Job) -> Candidates:
 
 def _own_graph(started: Start, progress: Progress) -> Job:
     job = started.jobs[0]
+    if not job.layers:
+        raise no_layers(started.listed, started.model.source)
     if job.branch is not None:
         raise ModelError(
             f"all layers of {started.model.source} lie in branches of an If, where bits are not assigned.",

@@ -57,6 +57,8 @@ def runs(names: Sequence[str], reports: Sequence[ReportData]) -> Picture:
 def bits(report: ReportData) -> Drawing | None:
     """Weight and activation bits along the network."""
     rows = report["layers"]
+    if not rows:  # only constants are stored
+        return None
     drawn, (top, bottom) = drawing("bits", "Bits of every layer, from input to output", 3.9, 2, sharex=True)
     wide = 0.86 if len(rows) <= FEW else 1.0
     for axes, key, what in ((top, "weight_bits", "weights"), (bottom, "activation_bits", "activations")):

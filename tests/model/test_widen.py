@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from models import build, conv_net, feed_for, normal, op_types, run
 from onnxcalib import Pipeline, Recipe, evaluate, inspect, quantize
+from onnxcalib.errors import ModelError
 from onnxcalib.model.io import read_model
 from onnxcalib.model.prepare import prepare
 from onnxcalib.targets import NAMES
@@ -127,3 +128,33 @@ def test_an_output_without_an_element_type_gets_its_own() -> None:
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.UNDEFINED
     prepared = prepare(read_model(model), "the model").proto
     assert prepared.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
+
+
+def brain(ends: str, before: str, after: str) -> onnx.ModelProto:
+    """Layers in bfloat16, for which onnxruntime itself has no kernels."""
+    text = f"""net ({ends}[N,6] x) => ({ends}[N,3] y) {{
+        a = {before} (x)
+        [one] h = MatMul (a, w1)
+        r = Relu (h)
+        [two] z = Gemm (r, w2, b2)
+        y = {after} (z)
+    }}"""
+    weights = {"w1": normal(6, 8), "w2": normal(8, 3, seed=1), "b2": normal(3, seed=2)}
+    model = build(text, 17)
+    kind = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
+    model.graph.initializer.extend(numpy_helper.from_array(it.astype(kind), name) for name, it in weights.items())
+    return model
+
+
+def test_layers_in_bfloat16_are_quantized() -> None:
+    model, x = brain("float", "Cast <to=16>", "Cast <to=1>"), normal(16, 6)
+    result = quantize(model, {"x": x}, Recipe())
+    assert set(result.plan.layers) == {"one", "two"}
+    w1, w2, b2 = (numpy_helper.to_array(it).astype(np.float32) for it in model.graph.initializer)
+    expected = np.maximum(x @ w1, 0) @ w2 + b2
+    assert np.abs(run(result.model, {"x": x})["y"] - expected).max() < 0.03 * np.abs(expected).max()
+
+
+def test_a_bfloat16_input_is_refused_with_its_reason() -> None:
+    with pytest.raises(ModelError, match="'x' is bfloat16"):
+        quantize(brain("bfloat16", "Identity", "Identity"), {"x": normal(16, 6)}, Recipe())

@@ -244,3 +244,33 @@ def test_names_stay_apart() -> None:
     assert max(outputs.values()) == 1
     assert max(Counter(node.name for node in all_nodes(result.model.graph)).values()) == 1
     assert op_types(result.model).count("GRU") == 1
+
+
+def cells_alone(width: int) -> onnx.ModelProto:
+    text = f"""net (float[T,N,24] x) => (float[T,D,N,{width}] y) {{
+        [cell] y, last = GRU <hidden_size={width}> (x, w, r)
+    }}"""
+    return build(text, w=normal(1, 3 * width, 24, scale=0.2), r=normal(1, 3 * width, width, scale=0.2))
+
+
+def test_a_model_of_recurrent_cells_alone_is_stored(tmp_path: Path) -> None:
+    model, feed, output = cells_alone(32), {"x": normal(6, 4, 24)}, tmp_path / "q.onnx"
+    again = [quantize(model, feed, output=output, run_dir=tmp_path / "run") for _ in range(2)][-1]
+    assert set(again.plan.constants) == {"w", "r"}
+    assert not again.plan.layers
+    assert output.stat().st_size < 0.4 * size(model)
+    assert decibels(run(model, feed)["y"], run(output, feed)["y"]) > 35
+
+
+def test_what_has_no_effect_on_cells_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(cells_alone(32), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=normal(6, 4, 24))
+    files = [tmp_path / "m.onnx", "-c", tmp_path / "d.npz", "-o", tmp_path / "q.onnx"]
+    for more in (["--pipeline", "light"], ["--bits", "w4a8"], ["--exclude", "cell"], ["--target", "xnnpack"]):
+        code, _, refused = said_by(capsys, "quantize", *files, *more)
+        assert (code, "no layer" in refused) == (3, True)
+    code, told, errors = said_by(capsys, "quantize", *files, "--report", tmp_path / "r.html")
+    assert (code, "constants alone" in told + errors) == (0, True)
+    onnx.save(cells_alone(4), tmp_path / "m.onnx")  # too small to gain by it
+    code, _, refused = said_by(capsys, "quantize", *files)
+    assert (code, "GRU" in refused) == (3, True)
