@@ -97,16 +97,17 @@ class Rounder:
                 networks.advance(tensor, plan, reading.update)
                 for matrix in missing:
                     name = matrix.layer.name
-                    found[name] = self._rounded(index, matrix, reading.moments.get(matrix.reads), plan, strength)
+                    found[name] = self.rounded(index, matrix, reading.moments.get(matrix.reads), plan, strength)
                     self.checkpoint.put(name, found[name])
                     self.progress(f"second-order, strength {strength:g}", len(found), len(names))
                 plan = _with(plan, {layer.name: found[layer.name].params for layer in readers})
         reasons = (f"'{name}': {each.skip_reason}" for name, each in found.items() if each.skip_reason is not None)
         return SecondOrder(plan, strength, tuple(reasons))
 
-    def _rounded(
+    def rounded(
         self, index: GraphIndex, matrix: LayerMatrix, moments: Moments | None, plan: QuantPlan, strength: float
     ) -> RoundedLayer:
+        """One layer from its start in the plan, for what it reads."""
         if moments is None or moments.rows == 0:
             return RoundedLayer(None, matrix.skip_reason or "it reads nothing on the calibration data")
         if not moments.is_finite:

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from onnxcalib.algorithms.teacher import Loss, check_loss, new_loss
-from onnxcalib.data import Dataset
+from onnxcalib.data import Dataset, first
 from onnxcalib.data.padding import positions_that_count
 from onnxcalib.mixed_precision.costs import Problem, unmeasured
 from onnxcalib.mixed_precision.table import SensitivityTable
@@ -31,6 +31,8 @@ from onnxcalib.recipe import Precision
 from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in
 
 SAMPLES = 256
+# Where every position of a sequence is an example: of so many, and of so many sequences at least.
+POSITIONS, SEQUENCES = 4096, 8
 STATE = "state"  # the name of what is kept after each batch
 
 
@@ -41,6 +43,15 @@ class Measured:
     table: SensitivityTable
     float_passes: float  # time spent, in float passes over the same samples
     probes: int  # layers times choices beside the base
+
+
+def enough(model: Model, data: Dataset) -> Dataset:
+    """As many of the samples as tell layers apart: fewer where each has many outputs."""
+    if not any(kind.is_of_tokens for kind in find_output_kinds(model.proto).values()):
+        return first(data, SAMPLES)
+    feed = next(iter(data.batches(1)))
+    positions = max((value.shape[1] for value in feed.values() if value.ndim == 2), default=1)
+    return first(data, min(max(POSITIONS // positions, SEQUENCES), SAMPLES))
 
 
 def measure(

@@ -36,7 +36,7 @@ from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.job import Job, Start, kept_float, left_float, start
 from onnxcalib.pipeline.loading import Part, parts_of, parts_to_drop, without
 from onnxcalib.pipeline.result import Outcome, Result
-from onnxcalib.pipeline.rounding import kept_over_training, rounded_and_tuned
+from onnxcalib.pipeline.rounding import kept_over_training, rounded_and_tuned, rounds_candidates
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
@@ -211,7 +211,9 @@ def _assembled(job: Job, finished: Tail) -> Outcome:
     job, candidates, ranges = with_chosen_ranges(job, _candidates(job), at_base)
     job, candidates, left, _ = with_sound_outputs(job, _candidates, at_base, candidates)
     stages.check_reachable(job, candidates)
-    if job.recipe.pipeline is Pipeline.ADVANCED:
+    if rounds_candidates(job.recipe):
+        candidates = stages.second_order_candidates(job, candidates)
+    elif job.recipe.pipeline is Pipeline.ADVANCED:
         candidates = stages.parallel_training(job, candidates)
     table = add_cost_tables(stages.sensitivities(job, candidates).table, job.recipe)
     if job.recipe.mixed_precision.max_drop is not None:

@@ -12,7 +12,7 @@ from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.stages import batch_norm_tuning, second_order_rounding, trains_end_to_end
 from onnxcalib.plan import QuantPlan
-from onnxcalib.recipe import MAX_BITS, Rounding
+from onnxcalib.recipe import MAX_BITS, Recipe, Rounding
 
 # Of the move for the error that arrives: where activations have few bits, all of it would chase noise.
 STRENGTHS = (0.0, 0.5, 1.0)
@@ -57,6 +57,11 @@ def kept_over_training(job: Job, rounded: QuantPlan, trained: QuantPlan) -> bool
     """Whether the rounding alone is better than what training made of another; both on the scales that are written."""
     teacher = Teacher(job.model, train_validation_split(job.data)[1], job.float_loss, TEMPERATURE)
     return teacher.loss_of(job.simulate(rounded)) < teacher.loss_of(job.simulate(trained))
+
+
+def rounds_candidates(recipe: Recipe) -> bool:
+    """Whether bits are assigned by what second-order rounding leaves: where layers read floats, it fits any mix."""
+    return recipe.weight_only and recipe.get("rounding") is not Rounding.NEAREST and trains_end_to_end(recipe)
 
 
 def _tried(job: Job, plan: QuantPlan) -> bool:

@@ -22,6 +22,7 @@ from onnxcalib.algorithms.reconstruction.end_to_end import (
 from onnxcalib.algorithms.reconstruction.layerwise import Layerwise, Trained
 from onnxcalib.algorithms.rounding_safe import with_rounding_safe_scales
 from onnxcalib.algorithms.second_order import RoundedLayer, Rounder, SecondOrder
+from onnxcalib.algorithms.second_order_candidates import CandidateRounder
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import first, train_validation_split
 from onnxcalib.mixed_precision import sensitivity
@@ -133,10 +134,16 @@ def parallel_training(job: Job, candidates: Candidates, checkpoint: Checkpoint =
     return layerwise(job, checkpoint).parallel(candidates)
 
 
+@stage("second-order candidates", ("ranges", "overrides"), part=RoundedLayer)
+def second_order_candidates(job: Job, candidates: Candidates, checkpoint: Checkpoint = NO_CHECKPOINT) -> Candidates:
+    """Every layer at every precision, rounded for what it reads in the float network; weights alone."""
+    return CandidateRounder(_rounder(job, checkpoint)).round(candidates)
+
+
 @stage("sensitivity", ("loss", "metric", *PRECISIONS))
 def sensitivities(job: Job, candidates: Candidates, checkpoint: Checkpoint = NO_CHECKPOINT) -> sensitivity.Measured:
     """The sensitivity table of the job's layers."""
-    data = first(job.data, sensitivity.SAMPLES)
+    data = sensitivity.enough(job.model, job.data)
     return sensitivity.measure(_problem(job, candidates), data, job.loss, job.progress, checkpoint)
 
 
@@ -162,11 +169,7 @@ def second_order_rounding(
     job: Job, plan: QuantPlan, strength: float, checkpoint: Checkpoint = NO_CHECKPOINT
 ) -> SecondOrder:
     """Every layer rounded anew for what it reads in the quantized network, on most of the samples."""
-    data, ranges = train_validation_split(job.data)[0], job.recipe.ranges
-    method = RangeMethod.MSE if ranges is RangeMethod.AUTO else ranges
-    how = (job.target, data, method, job.progress, checkpoint)
-    fixed = [name for name, override in job.overrides.items() if override.ranges is not None]
-    return Rounder(job.model, job.layers, *how, fixed=fixed).round(plan, strength)
+    return _rounder(job, checkpoint).round(plan, strength)
 
 
 @stage("batch norm", ("loss", "metric", "bn_reference"))
@@ -231,6 +234,7 @@ STAGES: tuple[Stage[Any, Any], ...] = (
     parallel_training,
     sensitivities,
     allocation,
+    second_order_candidates,
     second_order_rounding,
     batch_norm_tuning,
     metric_drop,
@@ -260,7 +264,7 @@ def final_scales(job: Job, plan: QuantPlan) -> QuantPlan:
 
 def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:
     """The loss of assembled models on the samples that the sensitivity was measured on."""
-    teacher = Teacher(job.model, first(job.data, sensitivity.SAMPLES), job.loss)
+    teacher = Teacher(job.model, sensitivity.enough(job.model, job.data), job.loss)
     return lambda choices: teacher.loss_of(job.simulate(candidates.stitch(choices)))
 
 
@@ -282,6 +286,14 @@ def layerwise(job: Job, checkpoint: Checkpoint = NO_CHECKPOINT) -> Layerwise:
         recipe.get("strict"),
         checkpoint,
     )
+
+
+def _rounder(job: Job, checkpoint: Checkpoint) -> Rounder:
+    data, ranges = train_validation_split(job.data)[0], job.recipe.ranges
+    method = RangeMethod.MSE if ranges is RangeMethod.AUTO else ranges
+    how = (job.target, data, method, job.progress, checkpoint)
+    fixed = [name for name, override in job.overrides.items() if override.ranges is not None]
+    return Rounder(job.model, job.layers, *how, fixed=fixed)
 
 
 def _problem(job: Job, candidates: Candidates) -> Problem:
