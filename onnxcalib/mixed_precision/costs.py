@@ -10,7 +10,7 @@ from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable
 from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.qdq import storage_of, write_qdq
 from onnxcalib.model.storage import shared_plane_bytes, stored_bytes
 from onnxcalib.model.stored import store_constants
 from onnxcalib.plan import Candidates, StoredConstant
@@ -84,12 +84,22 @@ def _size(problem: Problem) -> _Cost:
     # Quant nodes read float weights; what counts is what the hardware will hold.
     file = write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ))
     written = constant_bytes(store_constants(file, problem.constants)[0] if problem.constants else file)
-    storage = problem.target.storage
-    layers = problem.each(lambda layer, choice: stored_bytes(layer.weight_shape, choice.weight, storage))
+    layers = problem.each(
+        lambda layer, choice: stored_bytes(layer.weight_shape, choice.weight, storage_of(problem.target, choice.weight))
+    )
     fixed = written - sum(sizes[problem.base] for sizes in layers.values())
-    widths = {choice.weight for choices in problem.candidate_precisions.values() for choice in choices}
-    shared = shared_plane_bytes(widths) if storage is Storage.BIT_PLANES else 0
+    asked = {choice.weight for choices in problem.candidate_precisions.values() for choice in choices}
+    widths = {bits for bits in asked if bits < 8 and storage_of(problem.target, bits) is Storage.BIT_PLANES}
+    shared = shared_plane_bytes(widths) + (_block_places(problem) if widths else 0)
     return _Cost(layers, fixed + shared + _new_biases(problem), float(constant_bytes(problem.model.proto)))
+
+
+def _block_places(problem: Problem) -> int:
+    """What says to which block each weight belongs, where weights become float at load: once for each length."""
+    grids = {name: next(iter(choices.values())).qparams for name, choices in problem.candidates.layers.items()}
+    shapes = {layer.name: layer.weight_shape for layer in problem.layers}
+    axes = {name: qparams.axis for name, qparams in grids.items() if qparams.block is not None}
+    return sum(4 * size for size in {shapes[name][axis] for name, axis in axes.items() if axis is not None})
 
 
 def _new_biases(problem: Problem) -> int:

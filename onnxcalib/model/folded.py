@@ -23,20 +23,28 @@ class Folded:
     zero: str | None
     scale: str
     nodes: tuple[onnx.NodeProto, ...]  # the Mul first
+    spread: onnx.NodeProto | None = None  # what gives each value the scale of its block
 
 
 def folded(name: str, maker: Maker, is_stored: Callable[[str], bool]) -> Folded | None:
     """The constant behind a tensor that a Mul, perhaps a Sub, and a Cast of integers make; None for others."""
+
+    def stored(name: str) -> tuple[str, onnx.NodeProto | None] | None:
+        spread = maker(name)
+        if spread is not None and spread.op_type == "Gather" and all(map(is_stored, spread.input)):
+            return spread.input[0], spread
+        return (name, None) if is_stored(name) else None
+
     product = maker(name)
-    if product is None or product.op_type != "Mul" or not is_stored(product.input[1]):
+    if product is None or product.op_type != "Mul" or (scale := stored(product.input[1])) is None:
         return None
-    before, zero, nodes = maker(product.input[0]), None, [product]
-    if before is not None and before.op_type == "Sub" and is_stored(before.input[1]):
-        zero, nodes = before.input[1], [product, before]
+    before, zero, nodes = maker(product.input[0]), None, [product, *(scale[1:] if scale[1] is not None else ())]
+    if before is not None and before.op_type == "Sub" and (found := stored(before.input[1])) is not None:
+        zero, nodes = found[0], [*nodes, before, *(found[1:] if found[1] is not None else ())]
         before = maker(before.input[0])
     if before is None or before.op_type != "Cast" or attributes(before).get("to") != TensorProto.FLOAT:
         return None
-    return Folded(before.input[0], zero, product.input[1], (*nodes, before))
+    return Folded(before.input[0], zero, scale[0], (*nodes, before), scale[1])
 
 
 def as_dequantizers(graph: onnx.GraphProto, is_integer: Callable[[str], bool]) -> None:
@@ -46,22 +54,39 @@ def as_dequantizers(graph: onnx.GraphProto, is_integer: Callable[[str], bool]) -
     for node in list(graph.node):
         found = folded(node.output[0], index.producers.get, index.initializers.__contains__)
         scale = None if found is None else index.value(found.scale)
-        if found is None or scale is None or max(scale.shape, default=1) != scale.size or not is_integer(found.codes):
+        if found is None or scale is None or not is_integer(found.codes):
             continue
+        if found.spread is None and max(scale.shape, default=1) != scale.size:
+            continue
+        spread = found.spread
         axis = next((place for place, size in enumerate(scale.shape) if size > 1), None)
-        inputs = [found.codes, _vector(graph, used, f"{node.output[0]}_scale", scale, axis)]
+        axis = axis if spread is None else attributes(spread).get("axis", 0)
+        block, shape = (None, None) if spread is None else (_block(index, spread), scale.shape)
+        inputs = [found.codes, _stored(graph, used, f"{node.output[0]}_scale", scale, axis, shape)]
         if found.zero is not None:
             zero = index.value(found.zero).astype(np.int8)
-            inputs.append(_vector(graph, used, f"{node.output[0]}_zero", zero, axis))
+            inputs.append(_stored(graph, used, f"{node.output[0]}_zero", zero, axis, shape))
         gone |= {inner.output[0] for inner in found.nodes[1:] if index.only_reader(inner.output[0]) is not None}
-        node.CopyFrom(onnx.helper.make_node("DequantizeLinear", inputs, node.output, node.name, axis=axis))
+        node.CopyFrom(
+            onnx.helper.make_node("DequantizeLinear", inputs, node.output, node.name, axis=axis, block_size=block)
+        )
     refill(graph.node, [node for node in graph.node if not gone.intersection(node.output)])
 
 
-def _vector(
-    graph: onnx.GraphProto, used: set[str], stem: str, value: np.ndarray[tuple[int, ...], np.dtype], axis: int | None
+def _block(index: GraphIndex, spread: onnx.NodeProto) -> int:
+    """How many values share a scale: the first block is a whole one, if there are two."""
+    return int((index.value(spread.input[1]) == 0).sum())
+
+
+def _stored(
+    graph: onnx.GraphProto,
+    used: set[str],
+    stem: str,
+    value: np.ndarray[tuple[int, ...], np.dtype],
+    axis: int | None,
+    shape: tuple[int, ...] | None,
 ) -> str:
     name = fresh_name(stem, used)
     used.add(name)
-    graph.initializer.append(numpy_helper.from_array(value.reshape(() if axis is None else -1), name))
+    graph.initializer.append(numpy_helper.from_array(value.reshape(shape or (() if axis is None else -1)), name))
     return name

@@ -20,8 +20,9 @@ from onnxcalib.model.quantizers import FLOAT_TYPE, QONNX_DOMAIN, Quantizers, Qua
 from onnxcalib.model.storage import QuantizedArray, store_int4
 from onnxcalib.numerics.quant_params import QuantParams, transposed
 from onnxcalib.plan import LayerParams, QuantPlan
-from onnxcalib.targets import Bias, Constants, Dynamic, Format, Narrow, Placement, Target
+from onnxcalib.targets import Bias, Constants, Dynamic, Format, Narrow, Placement, Storage, Target
 
+PACKED_BITS = (4, 8)  # of weights that onnxruntime's MatMulNBits multiplies with as they are
 LEAST_SOFTMAX_SCALE = 0.95 / 255  # measured on 1.19 and 1.31: below about 0.9 / 255 results wrap around to zero
 
 
@@ -153,7 +154,7 @@ class _Writer:
             self._as_integer_product(layer, node, params)
             return
         node.inputs[1] = self._weight(layer, params)
-        if self.target.float_activations and layer.has_sums:
+        if self.target.float_activations and layer.has_sums and self._is_packed(layer):
             self._as_packed_product(layer, node)
         if params.bias is None:
             return
@@ -222,12 +223,18 @@ class _Writer:
             return self.quantizers.int8_bias(bias, name)
         return self.build.constant(name, bias)
 
+    def _is_packed(self, layer: Layer) -> bool:
+        """Whether a runtime multiplies with the weight as it is stored; others are made float at load, if they can."""
+        held = self.target.constants is not Constants.FOLDED
+        known = held or self.plan.layers[layer.name].qparams.bits in PACKED_BITS
+        return self.target.float_activations and layer.has_sums and known
+
     def _weight(self, layer: Layer, params: LayerParams) -> gs.Variable:
         name = weight_name(layer.name)
-        packed = self.target.float_activations and layer.has_sums  # the runtime has kernels for such products
+        packed = self._is_packed(layer)
         if self.plan.layer_input(layer.input) is None and self.target.constants is Constants.FOLDED and not packed:
             return self.quantizers.folded(params.quantized, params.qparams, name)
-        if self.target.float_activations and layer.transposed:
+        if self.target.float_activations and packed and layer.transposed:
             return self.quantizers.weight(params.quantized.T, transposed(params.qparams), name)
         if not (self.target.float_compute and layer.op == "Conv"):
             return self.quantizers.weight(params.quantized, params.qparams, name)
@@ -242,6 +249,12 @@ class _Writer:
 def _is_product(node: gs.Node) -> bool:
     """Whether it multiplies two computed tensors: what it reads may be an output as well, which stays float then."""
     return node.op == "MatMul" and not any(isinstance(value, gs.Constant) for value in node.inputs)
+
+
+def storage_of(target: Target, bits: int) -> Storage:
+    """How weights of a width lie in the file: those that become float at load lie in planes."""
+    folded = target.float_activations and target.constants is Constants.FOLDED and bits not in PACKED_BITS
+    return Storage.BIT_PLANES if folded else target.storage
 
 
 def weight_name(layer: str) -> str:

@@ -82,10 +82,19 @@ class Quantizers:
             stored = self._stored(f"{name}_codes", quantized)
         values = self.build.node("Cast", [stored], f"{name}_cast", to=FLOAT_TYPE)
         if qparams.zero_point.any():
-            zero = broadcast(qparams.zero_point.astype(np.float32), qparams.axis, quantized.ndim)
-            values = self.build.node("Sub", [values, self.build.constant(f"{name}_zero", zero)], f"{name}_steps")
-        scale = broadcast(qparams.scale.astype(np.float32), qparams.axis, quantized.ndim)
-        return self.build.node("Mul", [values, self.build.constant(f"{name}_scale", scale)], name)
+            zero = self._spread(qparams.zero_point.astype(np.float32), qparams, quantized.shape, f"{name}_zero")
+            values = self.build.node("Sub", [values, zero], f"{name}_steps")
+        scale = self._spread(qparams.scale.astype(np.float32), qparams, quantized.shape, f"{name}_scale")
+        return self.build.node("Mul", [values, scale], name)
+
+    def _spread(
+        self, values: npt.NDArray[np.float32], qparams: QuantParams, shape: tuple[int, ...], name: str
+    ) -> gs.Tensor:
+        """The scales or zero points of a grid in a shape that broadcasts; those of blocks are looked up, at load."""
+        if qparams.block is None or qparams.axis is None:
+            return self.build.constant(name, broadcast(values, qparams.axis, len(shape)))
+        whose = self.build.constant("block_of_each", np.arange(shape[qparams.axis], dtype=np.int32) // qparams.block)
+        return self.build.node("Gather", [self.build.constant(name, values), whose], f"{name}s", axis=qparams.axis)
 
     def int32_bias(self, bias: npt.NDArray[np.float32], scale: npt.NDArray[np.float32], name: str) -> gs.Variable:
         """A bias in steps of the layer's products."""

@@ -107,7 +107,7 @@ KEYS: Mapping[str, _Key] = {
     "weights.symmetric": _flag("symmetric_weights"),
     "weights.per_channel": _per_channel(),
     "weights.bits": _bits("weight_bits"),
-    "weights.weight_only_bits": _bits("weight_only_bits", (4, 8), "4 and 8", empty=True),
+    "weights.weight_only_bits": _bits("weight_only_bits", empty=True),
     "weights.weight_only_ops": _words("weight_only_ops", LAYER_OPS),
     "weights.weight_only_blocks": _enum("weight_only_blocks", Blocks),
     "weights.storage": _enum("storage", Storage),
