@@ -36,7 +36,6 @@ Feed = dict[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
 COUNTED = (
     *INTEGER_LAYERS,
-    "DynamicQuantizeMatMul",
     "QLinearAdd",
     "MatMul",
     "FusedMatMul",

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import onnx
 
 from onnxcalib.errors import ModelError
+from onnxcalib.model.biases import biases_before_reshapes
 from onnxcalib.model.constants import constants_to_initializers, fold_constants
+from onnxcalib.model.einsum import einsums_to_matmuls
 from onnxcalib.model.fold import BatchNorm, channel_values, fold_batch_norms, fold_bias_adds
 from onnxcalib.model.functions import inline_functions
 from onnxcalib.model.graph import (
@@ -62,9 +64,12 @@ def prepare(
         for body in bodies(node):
             constants_to_initializers(body, LARGE)  # sizes and such stay where inference sees them
     fold_constants(model)
+    einsums_to_matmuls(model.graph)
+    _plain_weights(model)
     _plain_gemms(model.graph)
     _channel_biases(model.graph)
     _explicit_pads(model)
+    biases_before_reshapes(model)
     _matmuls_to_gemms(model)
     _means_to_pools(model)
     fold_bias_adds(model.graph)
@@ -106,6 +111,22 @@ def _declare_outputs(model: onnx.ModelProto, source: str) -> None:
                 f"the output '{value.name}' of {source} has no type, and none can be inferred.",
                 "Export the model with typed outputs.",
             )
+
+
+def _plain_weights(model: onnx.ModelProto) -> None:
+    """Makes the weight of a MatMul a matrix where its first axes have one place, and its input has these axes too."""
+    graph, index = model.graph, GraphIndex(model.graph)
+    deep = [node for node in graph.node if node.op_type == "MatMul" and _is_deep(index.initializers.get(node.input[1]))]
+    shapes = infer_shapes(model) if deep else {}
+    for node in deep:
+        weight = index.value(node.input[1])
+        if len(shapes.get(node.input[0], ())) >= weight.ndim:
+            replace_input(index, node, 1, weight.reshape(weight.shape[-2:]), f"{node.input[1]}_matrix")
+    drop_unused_initializers(graph)
+
+
+def _is_deep(weight: onnx.TensorProto | None) -> bool:
+    return weight is not None and len(weight.dims) > 2 and all(size == 1 for size in weight.dims[:-2])
 
 
 def _plain_gemms(graph: onnx.GraphProto) -> None:
