@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxcalib.model.builder import SurgeonBuilder
 
+Shapes = Mapping[str, tuple[int | None, ...]]
 SIZE_OPS = ("Shape", "Gather", "Slice", "Unsqueeze", "Squeeze", "Cast", "Identity")
 
 
 class GemmForm:
     """Writes such layers; what several of them read is made a matrix once."""
 
-    def __init__(self, build: SurgeonBuilder) -> None:
-        self.build = build
+    def __init__(self, build: SurgeonBuilder, shapes: Callable[[], Shapes]) -> None:
+        self.build, self._shapes = build, shapes
         self._matrices: dict[str, gs.Variable] = {}
         self._sizes: dict[str, gs.Variable] = {}
+        self._inferred: Shapes | None = None
 
     def write(self, node: gs.Node, add: gs.Node, bias: gs.Tensor, sizes: tuple[int, ...]) -> None:
         """Requires a MatMul that reads a dequantizer and a weight of these sizes, and the Add of its bias."""
@@ -28,9 +32,23 @@ class GemmForm:
         if reader is not None and reader.op == "Reshape" and summed is reader.inputs[0] and _has_no_zero(reader):
             reader.inputs[0] = rows
             return
-        last = self.build.constant(f"size_{sizes[1]}", np.array([sizes[1]], np.int64))
-        shape = self.build.node("Concat", [self._leading(dequantizer), last], f"{summed.name}_shape", axis=0)
+        known = self._known(summed.name)
+        if known is not None and known.count(None) <= 1:
+            given = np.array([-1 if size is None else size for size in known], np.int64)
+            shape = self.build.constant(f"{summed.name}_shape", given)
+        else:
+            last = self.build.constant(f"size_{sizes[1]}", np.array([sizes[1]], np.int64))
+            shape = self.build.node("Concat", [self._leading(dequantizer), last], f"{summed.name}_shape", axis=0)
+        if known is not None:  # what a runtime cannot infer from computed sizes
+            free = (f"{summed.name}_{place}" for place in range(len(known)))
+            summed.dtype = np.dtype(np.float32)
+            summed.shape = [name if size is None else size for name, size in zip(free, known, strict=True)]
         self.build.into(summed, "Reshape", [rows, shape])
+
+    def _known(self, tensor: str) -> tuple[int | None, ...] | None:
+        if self._inferred is None:
+            self._inferred = self._shapes()
+        return self._inferred.get(tensor)
 
     def _matrix(self, dequantizer: gs.Node, columns: int) -> gs.Variable:
         """The integers as a matrix, and dequantized then: a layer reads a dequantizer in this form too."""

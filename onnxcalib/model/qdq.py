@@ -17,6 +17,7 @@ from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import CROSSED_OPS
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantizers import FLOAT_TYPE, QONNX_DOMAIN, Quantizers, QuantNodes, int32_steps
+from onnxcalib.model.shapes import free_shapes
 from onnxcalib.model.storage import QuantizedArray, store_int4
 from onnxcalib.numerics.quant_params import QuantParams, transposed
 from onnxcalib.plan import LayerParams, QuantPlan
@@ -38,7 +39,7 @@ def write_qdq(
     made = quantizers or (QuantNodes if target.format is Format.QUANT else Quantizers)
 
     def change(graph: gs.Graph) -> None:
-        writer = _Writer(graph, GraphIndex(model.proto.graph), plan, target, made(graph, target))
+        writer = _Writer(graph, model.proto, plan, target, made(graph, target))
         writer.write([layer for layer in layers if layer.name in plan.layers])
         int4.update(writer.quantizers.int4)
 
@@ -58,11 +59,12 @@ def write_plain(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: 
 
 class _Writer:
     def __init__(
-        self, graph: gs.Graph, index: GraphIndex, plan: QuantPlan, target: Target, quantizers: Quantizers
+        self, graph: gs.Graph, model: onnx.ModelProto, plan: QuantPlan, target: Target, quantizers: Quantizers
     ) -> None:
-        self.graph, self.index, self.plan, self.target = graph, index, plan, target
+        self.index = index = GraphIndex(model.graph)
+        self.graph, self.plan, self.target = graph, plan, target
         self.quantizers, self.build = quantizers, quantizers.build
-        self.gemms = GemmForm(self.build)
+        self.gemms = GemmForm(self.build, lambda: free_shapes(model))
         self.tensors: dict[str, gs.Tensor] = graph.tensors()
         self.nodes = {node.name: node for node in graph.nodes}
         self.dynamic: dict[str, list[gs.Variable]] = {}  # by tensor: quantized values, scale and zero point

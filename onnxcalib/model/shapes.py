@@ -41,6 +41,15 @@ def infer_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
     return shapes
 
 
+def free_shapes(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
+    """Shapes of tensors as they are for any batch; None where a size is free or unknown."""
+    return {
+        value.name: tuple(dim.dim_value if dim.dim_value > 0 else None for dim in value.type.tensor_type.shape.dim)
+        for value in inferred(model)
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
 def float_tensors(model: onnx.ModelProto) -> set[str]:
     """The tensors that are known to hold floats."""
     return {value.name for value in inferred(model) if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
