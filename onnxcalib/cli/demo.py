@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from pathlib import Path
 
 import click
@@ -44,10 +45,13 @@ def demo(out: Path) -> None:
         raise OutputError(f"output folder {out} cannot be made: {error.strerror}.", "Choose another.") from error
     report = out / "report.html" if importlib.util.find_spec("matplotlib") else None
     written: list[str | Path] = [folder / MODEL]
-    with watching() as progress:
+    # One run directory for all: what two recipes have in common is computed once.
+    with watching() as progress, tempfile.TemporaryDirectory(prefix="onnxcalib-") as run:
         for name, recipe in RECIPES.items():
             path = out / f"{name}.onnx"
-            result = quantize(folder / MODEL, folder / CALIBRATION, recipe, output=path, progress=progress)
+            result = quantize(
+                folder / MODEL, folder / CALIBRATION, recipe, output=path, progress=progress, run_dir=Path(run) / "run"
+            )
             written.append(path)
         # Of the last, which has everything that a report can show.
         if report is not None:
