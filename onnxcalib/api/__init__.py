@@ -20,6 +20,7 @@ from onnxcalib.model.io import write_model
 from onnxcalib.pipeline.result import Result
 from onnxcalib.progress import Event
 from onnxcalib.recipe import (
+    ActivationOptions,
     MixedPrecisionOptions,
     OnBroken,
     Pipeline,
@@ -38,7 +39,7 @@ from onnxcalib.recipe import (
 write_report = report  # the name that it had before it stood beside the others
 
 __all__ = [
-    "Allocation", "Comparison", "DataError", "Evaluation", "Event", "Finding", "LayerComparison",
+    "ActivationOptions", "Allocation", "Comparison", "DataError", "Evaluation", "Event", "Finding", "LayerComparison",
     "MixedPrecisionOptions", "ModelError", "OnBroken", "OnnxcalibError", "OutputError", "Pipeline", "Point",
     "Precision", "Preprocess", "Question", "RangeMethod", "Recipe", "RecipeError", "Result", "RuntimeMissingError",
     "SensitivityTable", "Settings", "TrainingOptions", "WeightOptions", "allocate", "check", "compare", "curve",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from onnxcalib.compat.kinds import CalibrationMethod, QuantFormat, QuantType, wo
 from onnxcalib.compat.nodes import Nodes
 from onnxcalib.errors import DataError, RecipeError
 from onnxcalib.model.io import write_model
+from onnxcalib.model.layers import takes
 from onnxcalib.pipeline import pipelines
 from onnxcalib.pipeline.result import Result
-from onnxcalib.recipe import FLOAT_BITS, Precision, RangeMethod, Recipe
+from onnxcalib.recipe import FLOAT_BITS, ActivationOptions, Activations, Precision, RangeMethod, Recipe
 from onnxcalib.targets import find_target
 
 BITS = {QuantType.QInt8: 8, QuantType.QUInt8: 8, QuantType.QInt4: 4, QuantType.QUInt4: 4}
+PRODUCTS, DYNAMIC = ("MatMul", "Gemm"), Activations.DYNAMIC
 CPU = "CPUExecutionProvider"
 
 
@@ -99,18 +103,17 @@ def quantize_dynamic(  # noqa: PLR0913, PLR0917 - onnxruntime's arguments
     use_external_data_format: bool = False,
     extra_options: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Quantizes weights alone, without data; unlike onnxruntime's function it leaves activations float.
+    """Quantizes without data: what a MatMul or Gemm reads gets its range while the model runs.
 
-    onnxruntime's own quantizes activations while the model runs, and multiplies integers. Here a weight is stored in 8
-    bits under a DequantizeLinear, which onnxruntime fuses with its MatMul or Gemm: the file is as small, products are
-    of floats. A Conv is slower so than in float; name MatMul and Gemm in `op_types_to_quantize` to leave it alone.
+    Their products are of integers. Weights of convolutions, LSTMs and tables are stored as integers and computed with
+    in float, where onnxruntime's own function multiplies integers in a Conv as well, more slowly than floats.
 
     Args:
         model_input: The float model, as a path or in memory.
         model_output: The file to write.
         op_types_to_quantize: Ops whose layers are quantized; all by default.
         per_channel: Either value: weights have one scale a channel.
-        reduce_range: False; products are of floats, so nothing saturates.
+        reduce_range: Whether weights have 7 bits instead of 8.
         weight_type: An 8- or 4-bit type; weights are signed.
         nodes_to_quantize: Names of layers; only these are quantized.
         nodes_to_exclude: Names of nodes that stay float.
@@ -121,15 +124,18 @@ def quantize_dynamic(  # noqa: PLR0913, PLR0917 - onnxruntime's arguments
         The quantized model, and how it came to be.
     """
     check_extra(extra_options, static=False)
-    if reduce_range:
-        raise RecipeError("reduce_range=True cannot be honoured.", "Leave it out: activations stay float here.")
     nodes = Nodes(model_input, find_target("ort").weight_only)
+    include = nodes.included(op_types_to_quantize, nodes_to_quantize)
+    exclude = nodes.excluded(nodes_to_exclude)
     # Estimators that compare outputs would need data; this one looks at weights only.
-    recipe = Recipe(
-        bits=(Precision(_bits("weight_type", weight_type), FLOAT_BITS),), ranges=RangeMethod.MSE,
-        include=nodes.included(op_types_to_quantize, nodes_to_quantize), exclude=nodes.excluded(nodes_to_exclude),
-    )  # fmt: skip
-    result = pipelines.quantize_weights(model_input, recipe, model_output)
+    bits = _bits("weight_type", weight_type, reduced=reduce_range)
+    recipe = Recipe(bits=(Precision(bits, FLOAT_BITS),), ranges=RangeMethod.MSE, include=include, exclude=exclude)
+    chosen = [name for name in nodes.layers if takes(include, exclude, name)]
+    others = [name for name in chosen if nodes.layers[name] not in PRODUCTS]
+    if others != chosen:
+        alone = tuple(f"{glob.escape(name)}=w{bits}" for name in others)
+        recipe = replace(recipe, bits=(Precision(bits, 8),), activations=ActivationOptions(DYNAMIC), overrides=alone)
+    result = pipelines.quantize_without_data(model_input, recipe, model_output)
     return _beside(result, model_output) if use_external_data_format else result
 
 

@@ -21,7 +21,7 @@ def with_chosen_ranges(
     job: Job, made: Value, plan_of: Callable[[Job, Value], QuantPlan]
 ) -> tuple[Job, Value, ChosenRanges | None]:
     """The job and what was made for it with fewer static tensors, where that helps; None where it was not asked for."""
-    if job.recipe.activations is not Activations.AUTO:
+    if job.recipe.activations.mode is not Activations.AUTO:
         return job, made, None
     found: ChosenRanges = stages.activation_ranges(job, plan_of(job, made))
     if not found:

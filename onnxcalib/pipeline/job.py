@@ -159,9 +159,9 @@ def start(
         if layers and len(fed):
             own = by_layer(named.overrides, [layer.name for layer in layers])
             check_overrides(own, layers, target)
-            products = chosen_products(graph.listed.products, target, wanted, floats, recipe.activations)
+            products = chosen_products(graph.listed.products, target, wanted, floats, recipe.activations.mode)
             multiplied |= {product.name for product in products}
-            points = insertion_points(graph.model, layers, target, own, products, recipe.activations)
+            points = insertion_points(graph.model, layers, target, own, products, recipe.activations.mode)
             many = workers or default_workers()
             job = Job(rounded, layers, points, target, fed, named, progress, graph.branch, many, tuple(found))
             jobs.append(replace(job, overrides=own, metric=judge, proof=proof, products=products))
@@ -170,7 +170,7 @@ def start(
             f"the calibration data never takes the branches of {prepared.source} that hold its layers.",
             "Give data that does.",
         )
-    listed = told_float(_without_untaken(listed, chosen, jobs), multiplied, target, recipe.activations)
+    listed = told_float(_without_untaken(listed, chosen, jobs), multiplied, target, recipe.activations.mode)
     return Start(whole, listed, tuple(jobs), recipe, given, tuple(constants))
 
 
@@ -270,7 +270,7 @@ def _chosen(listed: LayerList, recipe: Recipe, model: Model) -> tuple[set[str], 
 
 def _check_dynamic(listed: LayerList, chosen: set[str], named: Recipe, target: Target) -> None:
     layers = [layer for layer in listed.layers if layer.name in chosen]
-    check_dynamic(layers, by_layer(named.overrides, [layer.name for layer in layers]), named.activations, target)
+    check_dynamic(layers, by_layer(named.overrides, [layer.name for layer in layers]), named.activations.mode, target)
 
 
 def _fed(model: Model, graph: Graph, data: Dataset) -> Dataset:

@@ -23,6 +23,7 @@ from onnxcalib.model.branches import with_branch
 from onnxcalib.model.files import model_outputs
 from onnxcalib.model.left_float import with_left_float
 from onnxcalib.model.outputs import find_output_kinds
+from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.shapes import with_fixed_batch
 from onnxcalib.model.short_names import with_short_names
 from onnxcalib.model.stored import store_constants
@@ -41,7 +42,7 @@ from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken,
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Event, Progress, listener_of, silent
-from onnxcalib.recipe import MixedPrecisionOptions, Pipeline, Recipe, Rounding, Training
+from onnxcalib.recipe import Activations, MixedPrecisionOptions, Pipeline, Recipe, Rounding, Training
 from onnxcalib.runtime.session import refusal
 from onnxcalib.targets import Constants, Format
 
@@ -88,12 +89,15 @@ def quantize(  # noqa: PLR0913
     return result
 
 
-def quantize_weights(model: str | Path | onnx.ModelProto, recipe: Recipe, output: str | Path) -> Result:
-    """Quantizes weights alone, by their values: there is no data, and nothing is measured."""
-    assert recipe.weight_only, "activations need data"
+def quantize_without_data(model: str | Path | onnx.ModelProto, recipe: Recipe, output: str | Path) -> Result:
+    """Quantizes weights by their values, and what products read as it comes at run time; nothing is measured."""
+    assert recipe.weight_only or recipe.activations.mode is Activations.DYNAMIC, "static ranges need data"
     reads = (*models_read(model), *recipe_read(recipe))
     check_outputs(model_outputs("output", Path(output)), reads)
     started = start(model, no_data(), recipe)
+    # What only other ops read stays float: there is nothing to find its range from.
+    jobs = tuple(replace(job, points=InsertionPoints({}, job.points.dynamic)) for job in started.jobs)
+    started = replace(started, jobs=jobs)
     outcomes = [Outcome(final_scales(job, _uniform(job))) for job in started.jobs]
     result = replace(_joined(started, outcomes), reads=reads)
     result.save(output)

@@ -80,7 +80,9 @@ def leaving(job: Job, left: LeftFloat) -> Job:
 
 
 def _without(job: Job, floats: tuple[str, ...]) -> InsertionPoints:
-    points = insertion_points(job.model, job.layers, job.target, job.overrides, job.products, job.recipe.activations)
+    points = insertion_points(
+        job.model, job.layers, job.target, job.overrides, job.products, job.recipe.activations.mode
+    )
     kept = {
         name: tensor
         for name, tensor in points.tensors.items()

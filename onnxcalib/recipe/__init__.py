@@ -21,7 +21,7 @@ from onnxcalib.recipe.choices import (
     parse_choice,
     parse_pair,
 )
-from onnxcalib.recipe.groups import GROUPS, MixedPrecisionOptions, TrainingOptions, WeightOptions
+from onnxcalib.recipe.groups import GROUPS, ActivationOptions, MixedPrecisionOptions, TrainingOptions, WeightOptions
 from onnxcalib.recipe.keys import IMAGE_KEYS, IMAGES, KEYS
 from onnxcalib.recipe.presets import PRESETS
 from onnxcalib.recipe.recipe import DEFAULTS, RECIPE_FIELDS, RECIPE_KEYS, Recipe
@@ -31,7 +31,8 @@ from onnxcalib.recipe.toml import read_options, read_recipe, read_settings, writ
 
 __all__ = [
     "DEFAULTS", "ENUMS", "FLOAT_BITS", "GROUPS", "IMAGES", "IMAGE_KEYS", "KEYS", "MAX_BITS", "MIN_BITS", "PRESETS",
-    "RECIPE_FIELDS", "RECIPE_KEYS", "Activations", "BatchNormReference", "Engine", "LayerOptimizer",
+    "RECIPE_FIELDS", "RECIPE_KEYS", "ActivationOptions", "Activations", "BatchNormReference", "Engine",
+    "LayerOptimizer",
     "MixedPrecisionOptions", "OnBroken", "Pipeline", "Precision", "RangeMethod", "Recipe", "Rounding",
     "Settings", "Training", "TrainingOptions", "WeightOptions", "parse_bits", "parse_choice", "parse_pair",
     "preprocess_of", "read_options", "read_recipe", "read_settings", "settings_of", "template", "write_recipe",

@@ -131,7 +131,8 @@ def parse_bits(text: str) -> tuple[Precision, ...]:
 ENUMS: Mapping[str, type[enum.StrEnum]] = {
     "pipeline": Pipeline,
     "ranges": RangeMethod,
-    "activations": Activations,
+    "activations": Activations,  # as a word for the whole group
+    "mode": Activations,
     "loss": LossKind,
     "rounding": Rounding,
     "bn_reference": BatchNormReference,

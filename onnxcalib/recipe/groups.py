@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from onnxcalib.errors import RecipeError, near
-from onnxcalib.recipe.choices import ENUMS, Engine, LayerOptimizer, Rounding, Training, parse_choice
+from onnxcalib.recipe.choices import ENUMS, Activations, Engine, LayerOptimizer, Rounding, Training, parse_choice
 
 LEAST_BLOCK = 16
 
@@ -32,6 +32,21 @@ class WeightOptions:
                 f"`block_size={self.block_size}` is not a power of two from {LEAST_BLOCK} on, which runtimes ask for.",
                 "Give 32, 64 or 128.",
             )
+
+
+@dataclass(frozen=True)
+class ActivationOptions:
+    """How activations are quantized.
+
+    Attributes:
+        mode: Whether their ranges are static, of the calibration data, dynamic, found at run time, or as each tensor
+            needs it (auto).
+    """
+
+    mode: Activations = Activations.STATIC
+
+    def __post_init__(self) -> None:
+        read_words(self)
 
 
 @dataclass(frozen=True)
@@ -86,13 +101,14 @@ class TrainingOptions:
         read_words(self)
 
 
-Group: TypeAlias = WeightOptions | MixedPrecisionOptions | TrainingOptions
+Group: TypeAlias = WeightOptions | ActivationOptions | MixedPrecisionOptions | TrainingOptions
 GROUPS: Mapping[str, type[Group]] = {
     "weights": WeightOptions,
+    "activations": ActivationOptions,
     "mixed_precision": MixedPrecisionOptions,
     "training": TrainingOptions,
 }
-MAIN = {"training": "schedule"}  # the field that a group given as a word means
+MAIN = {"activations": "mode", "training": "schedule"}  # the field that a group given as a word means
 GROUP_OF = {field.name: group for group, kind in GROUPS.items() for field in fields(kind)}
 KEY_OF = {field: group for group, field in MAIN.items()}  # such a field has the group's name among single options
 

@@ -108,7 +108,6 @@ SECTIONS = (
         _example("edge_bits", Kind.INTEGER, "Bits of the first and the last layer", 8),
         _default("target", Kind.WORD, f"What the file is for: {_listed(TARGETS)}, or a TOML file"),
         _default("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}"),
-        _default("activations", Kind.WORD, f"Ranges of activations: {ACTIVATIONS}"),
         _default("include", Kind.WORDS, "Quantize only layers with such names (globs)"),
         _default("exclude", Kind.WORDS, "Leave layers with such names float (globs)"),
         _example("overrides", Kind.TABLE, OVERRIDES, {"*classifier*": "w8a8", "op:ConvTranspose": "float"}),
@@ -131,6 +130,9 @@ SECTIONS = (
         _default("rounding", Kind.WORD, f"Light and advanced: how weights are rounded: {_listed(Rounding)}"),
         _example("block_size", Kind.INTEGER, "Weights alone: so many share a scale in Gemm and MatMul", 32),
     ), "weights"),
+    Section("Activations", (
+        _default("activations", Kind.WORD, f"Ranges of activations: {ACTIVATIONS}"),
+    ), "activations"),
     Section("Mixed precision: needs a list of bits, and at least one of max_drop, compression, max_loss and limits", (
         _example("max_drop", Kind.NUMBER, "The most that the metric may fall, on labelled samples held out", 1.0),
         _example("compression", Kind.NUMBER, "The most bytes, relative to the float file", 0.18),

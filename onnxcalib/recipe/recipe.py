@@ -26,6 +26,7 @@ from onnxcalib.recipe.groups import (
     GROUP_OF,
     GROUPS,
     KEY_OF,
+    ActivationOptions,
     MixedPrecisionOptions,
     TrainingOptions,
     WeightOptions,
@@ -68,8 +69,6 @@ class Recipe:
         edge_bits: Bits of the first and the last layer.
         target: What the file is for: the name of a target, or a TOML file.
         ranges: How ranges are estimated; auto measures several estimators and takes the best.
-        activations: Whether ranges of activations are static, of the calibration data, dynamic, found at run time, or
-            as each tensor needs it (auto).
         include: Globs; only layers with such names are quantized.
         exclude: Globs; layers with such names stay float.
         overrides: What single layers get, as "*classifier*=w8a8", "op:Conv=w8", "first=float" or "last=minmax".
@@ -79,6 +78,7 @@ class Recipe:
         metric: What labels are for: a metric's name, or "module:function"; top1 by default.
         bn_reference: Light and advanced: whose channel statistics batch-norm tuning restores.
         weights: How weights are rounded, and how many share a scale.
+        activations: Where their ranges come from; a word is its mode.
         mixed_precision: What bits are assigned for, where there are several to choose from.
         training: How the advanced pipeline trains; a word is its schedule.
     """
@@ -88,7 +88,6 @@ class Recipe:
     edge_bits: int | None
     target: str
     ranges: RangeMethod
-    activations: Activations
     include: tuple[str, ...]
     exclude: tuple[str, ...]
     overrides: tuple[str, ...]
@@ -98,6 +97,7 @@ class Recipe:
     metric: str | None
     bn_reference: BatchNormReference | None
     weights: WeightOptions
+    activations: ActivationOptions
     mixed_precision: MixedPrecisionOptions
     training: TrainingOptions
 
@@ -109,7 +109,6 @@ class Recipe:
         *,
         target: str = "ort",
         ranges: RangeMethod | str = RangeMethod.AUTO,
-        activations: Activations | str = Activations.STATIC,
         include: Words = (),
         exclude: Words = (),
         overrides: Mapping[str, Precision | str] | Words = (),
@@ -119,6 +118,7 @@ class Recipe:
         metric: str | None = None,
         bn_reference: BatchNormReference | str | None = None,
         weights: WeightOptions | None = None,
+        activations: ActivationOptions | Activations | str | None = None,
         mixed_precision: MixedPrecisionOptions | None = None,
         training: TrainingOptions | Training | str | None = None,
         **alone: Any,
@@ -193,13 +193,14 @@ class Recipe:
             raise RecipeError("`block_size` has no effect where activations are quantized.", "Give `bits` w4 or w8.")
 
     def _check_dynamic(self) -> None:
-        if self.activations is Activations.STATIC:
+        mode = self.activations.mode
+        if mode is Activations.STATIC:
             asked = {parse_override(text)[1].dynamic: text for text in self.overrides}
             if False in asked and True not in asked:
                 hint = "Leave `static` out, or give `activations='dynamic'`."
                 raise RecipeError(f"`overrides={asked[False]!r}` has no effect where ranges are static anyway.", hint)
             return
-        words = f"`activations={self.activations.value!r}`"
+        words = f"`activations={mode.value!r}`"
         if self.weight_only:
             raise RecipeError(f"{words} has no effect where activations stay float.", "Give `bits` 8 or w4a8.")
         narrow = [each for each in self.bits if each.activation != MAX_BITS]
@@ -208,7 +209,7 @@ class Recipe:
             raise RecipeError(f"{words} takes eight bits for activations, not {narrow[0]}.", hint)
         if self.edge_bits not in (None, MAX_BITS):
             raise RecipeError(f"{words} takes eight bits for activations, and `edge_bits` fewer.", "Leave one out.")
-        if self.activations is Activations.AUTO and self.pipeline is Pipeline.PLAIN:
+        if mode is Activations.AUTO and self.pipeline is Pipeline.PLAIN:
             raise RecipeError(f"{words} has no effect in the plain pipeline.", "Add `pipeline='light'`.")
 
     def _check_plain(self) -> None:

@@ -13,6 +13,7 @@ from recipe_files import assert_there_and_back, written
 from said import refused
 
 from onnxcalib import (
+    ActivationOptions,
     MixedPrecisionOptions,
     Pipeline,
     Recipe,
@@ -28,21 +29,24 @@ from onnxcalib.pipeline.stage import only
 from onnxcalib.recipe import GROUPS, RECIPE_FIELDS, RECIPE_KEYS, Engine, Rounding, Training
 
 FLAT: dict[str, Any] = {
-    "pipeline": "advanced", "bits": "w4a4,w8a8", "rounding": "nearest", "compression": 0.3, "limits": {"bops": 0.5},
-    "training": "paper", "steps": 40, "engine": "standard", "strict": True,
+    "pipeline": "advanced", "bits": "w4a8,w8a8", "rounding": "nearest", "compression": 0.3, "limits": {"bops": 0.5},
+    "training": "paper", "steps": 40, "engine": "standard", "strict": True, "activations": "auto",
 }  # fmt: skip
 GROUPED = Recipe(
     "advanced",
-    "w4a4,w8a8",
+    "w4a8,w8a8",
+    activations=ActivationOptions("auto"),  # type: ignore[arg-type]
     weights=WeightOptions(Rounding.NEAREST),
     mixed_precision=MixedPrecisionOptions(compression=0.3, limits=("bops=0.5",)),
     training=TrainingOptions(Training.PAPER, Engine.STANDARD, steps=40, strict=True),
 )
 TABLES = """
 pipeline = "advanced"
-bits = "w4a4,w8a8"
+bits = "w4a8,w8a8"
 [weights]
 rounding = "nearest"
+[activations]
+mode = "auto"
 [mixed_precision]
 compression = 0.3
 limits = ["bops=0.5"]
@@ -100,8 +104,8 @@ def test_an_unknown_field_is_what_it_is_in_python() -> None:
 
 def test_tables_and_single_keys_are_the_same_recipe(tmp_path: Path) -> None:
     assert read_recipe(written(tmp_path, TABLES)) == GROUPED
-    flat = "pipeline = 'advanced'\nbits = 'w4a4,w8a8'\nrounding = 'nearest'\ncompression = 0.3\nlimits = ['bops=0.5']"
-    more = "training = 'paper'\nengine = 'standard'\nsteps = 40\nstrict = true"
+    flat = "pipeline = 'advanced'\nbits = 'w4a8,w8a8'\nrounding = 'nearest'\ncompression = 0.3\nlimits = ['bops=0.5']"
+    more = "activations = 'auto'\ntraining = 'paper'\nengine = 'standard'\nsteps = 40\nstrict = true"
     assert read_recipe(written(tmp_path, f"{flat}\n{more}")) == GROUPED
     assert read_recipe(written(tmp_path, f"{more}\n{flat.replace('rounding', 'weights.rounding')}")) == GROUPED
 
