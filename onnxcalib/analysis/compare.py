@@ -22,6 +22,8 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantized import read_quantized
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
+from onnxcalib.model.smoothing import factors_of as smoothing_factors
+from onnxcalib.model.smoothing import smoothing_of
 from onnxcalib.names import as_cell
 from onnxcalib.numerics.fit import in_shape
 from onnxcalib.numerics.losses import sqnr_db
@@ -108,13 +110,14 @@ def layer_noise(
     batch = min(fitting_batch(session, data) for session in sessions)
     signal, noise = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     exponents = [exponents_of(model) for model in (reference, other)]
+    smoothing = [smoothing_of(model) for model in (reference, other)]
     done = 0
     for feed in data.batches(batch):
         expected, guess = (session.run(feed) for session in sessions)
         for name in names:
             wanted, found = (
-                _unscaled(tensors[outputs[name]], scaled.get(name))
-                for tensors, outputs, scaled in zip((expected, guess), made, exponents, strict=True)
+                _unscaled(tensors[outputs[name]], scaled.get(name), smooth.get(name))
+                for tensors, outputs, scaled, smooth in zip((expected, guess), made, exponents, smoothing, strict=True)
             )
             signal[name] += float((wanted**2).sum())
             noise[name] += float(((wanted - in_shape(wanted.shape, found)) ** 2).sum())
@@ -123,8 +126,10 @@ def layer_noise(
     return {name: sqnr_db(signal[name], noise[name]) for name in names}
 
 
-def _unscaled(tensor: npt.NDArray[Any], exponents: IntArray | None) -> npt.NDArray[np.float64]:
+def _unscaled(tensor: npt.NDArray[Any], exponents: IntArray | None, smooth: IntArray | None) -> npt.NDArray[np.float64]:
     """A layer's output without the factors of its channels, which another file may not have."""
+    if smooth is not None and tensor.shape[-1:] == smooth.shape:
+        return np.asarray(tensor * smoothing_factors(smooth), np.float64)
     if exponents is None or tensor.ndim < 2 or tensor.shape[1] != len(exponents):
         return tensor.astype(np.float64)
     return np.asarray(tensor / broadcast(factors_of(exponents), 1, tensor.ndim), np.float64)

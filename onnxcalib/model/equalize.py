@@ -19,6 +19,7 @@ from onnxcalib.model.graph import GraphIndex, activation_bounds
 from onnxcalib.model.io import copied
 from onnxcalib.model.layers import Layer, find_layers
 from onnxcalib.model.prepare import Model
+from onnxcalib.model.smoothing import smoothed, smoothing_of
 from onnxcalib.targets import Target
 
 IntArray = npt.NDArray[np.int64]
@@ -109,7 +110,7 @@ def equalized(model: Model, exponents: Exponents) -> Model:
 
 def equalized_as(model: Model, file: onnx.ModelProto) -> Model:
     """The float model with its channels scaled as they are in a file that was made from it."""
-    return equalized(model, exponents_of(file))
+    return smoothed(equalized(model, exponents_of(file)), smoothing_of(file))
 
 
 def exponents_of(proto: onnx.ModelProto) -> dict[str, IntArray]:

@@ -33,13 +33,14 @@ from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.begin import running
 from onnxcalib.pipeline.budget import Tail, within_drop
 from onnxcalib.pipeline.chosen_ranges import with_chosen_ranges
+from onnxcalib.pipeline.equalizing import can_be_smoothed
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.job import Job, Start, kept_float, left_float, start
 from onnxcalib.pipeline.loading import Part, parts_of, parts_to_drop, without
 from onnxcalib.pipeline.result import Outcome, Result
 from onnxcalib.pipeline.rounding import kept_over_training, rounded_and_tuned, rounds_candidates
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
-from onnxcalib.pipeline.stages import better_of, equalize, final_scales, trains_end_to_end
+from onnxcalib.pipeline.stages import better_of, equalize, final_scales, smooth, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Event, Progress, listener_of, silent
 from onnxcalib.recipe import Activations, MixedPrecisionOptions, Pipeline, Recipe, Rounding, Training
@@ -118,7 +119,8 @@ def with_equal_channels(job: Job) -> Job:
     """The job on a model whose channels share their grids well."""
     if job.recipe.pipeline is Pipeline.PLAIN or job.recipe.training.schedule is Training.PAPER:
         return job
-    return equalize(job, stages.equalization(job))
+    job = equalize(job, stages.equalization(job))
+    return smooth(job, stages.smoothing(job)) if can_be_smoothed(job) else job
 
 
 def _run(job: Job) -> Outcome:

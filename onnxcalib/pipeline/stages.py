@@ -23,6 +23,7 @@ from onnxcalib.algorithms.reconstruction.layerwise import Layerwise, Trained
 from onnxcalib.algorithms.rounding_safe import with_rounding_safe_scales
 from onnxcalib.algorithms.second_order import RoundedLayer, Rounder, SecondOrder
 from onnxcalib.algorithms.second_order_candidates import CandidateRounder
+from onnxcalib.algorithms.smoothing import Smooth
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import first, train_validation_split
 from onnxcalib.mixed_precision import sensitivity
@@ -34,11 +35,13 @@ from onnxcalib.mixed_precision.request import Request, add_cost_tables, candidat
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.equalize import equalized, exponents_of, find_equalization_pairs
 from onnxcalib.model.layers import find_layers
+from onnxcalib.model.smoothing import smoothing_of
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.model.switches import SwitchedModel, write_switched
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.numerics.metric import Drop
 from onnxcalib.pipeline.dynamic import static_tensors
+from onnxcalib.pipeline.equalizing import find_smoothing, with_smoothing
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.ranges import rounded
 from onnxcalib.pipeline.stage import Stage, stage
@@ -67,6 +70,18 @@ def equalize(job: Job, found: Equalization) -> Job:
     names = {layer.name for layer in job.layers}
     layers = tuple(layer for layer in find_layers(model).layers if layer.name in names)
     return replace(job, model=model, layers=layers, run=job.run.changed_by(exponents_of(model.proto)))
+
+
+@stage("smoothing", ("ranges", "block_size", "loss", *PRECISIONS))
+def smoothing(job: Job) -> Smooth:
+    """What takes outliers of activations over into the weights that read them."""
+    return Smooth(find_smoothing(job))
+
+
+def smooth(job: Job, found: Smooth) -> Job:
+    """The job on the model with such channels."""
+    smoothed = with_smoothing(job, found.exponents)
+    return replace(smoothed, run=job.run.changed_by(smoothing_of(smoothed.model.proto)))
 
 
 @stage("statistics")
@@ -225,6 +240,7 @@ def bias_tuning(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOIN
 
 STAGES: tuple[Stage[Any, Any], ...] = (
     equalization,
+    smoothing,
     statistics,
     uniform_plan,
     rounded_candidates,
