@@ -69,6 +69,15 @@ def store(
     return _with(model, constants), list(constants.values())
 
 
+def store_wide(
+    model: Model, layers: Sequence[Layer], target: Target, wanted: Callable[[str], bool]
+) -> tuple[Model, list[StoredConstant]]:
+    """The same at sixteen bits throughout; who asks for it listens himself."""
+    found = {place: it.constant for place, it in candidates(model, layers, target, wanted).items()}
+    constants = _at_sixteen_bits(model, found)
+    return _with(model, constants), list(constants.values())
+
+
 def candidates(
     model: Model, layers: Sequence[Layer], target: Target, wanted: Callable[[str], bool]
 ) -> dict[int, Candidate]:

@@ -36,6 +36,7 @@ from onnxcalib.pipeline.chosen_ranges import with_chosen_ranges
 from onnxcalib.pipeline.equalizing import can_be_smoothed
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.job import Job, Start, kept_float, left_float, start
+from onnxcalib.pipeline.left_weights import with_left_weights_stored
 from onnxcalib.pipeline.loading import Part, parts_of, parts_to_drop, without
 from onnxcalib.pipeline.result import Outcome, Result
 from onnxcalib.pipeline.rounding import kept_over_training, rounded_and_tuned, rounds_candidates
@@ -83,7 +84,8 @@ def quantize(  # noqa: PLR0913
         if recipe.pipeline is not Pipeline.PLAIN:
             _tell_if_nothing_is_held_out(begun.jobs)
         equal = replace(begun, jobs=tuple(with_equal_channels(job) for job in begun.jobs))
-        result = replace(_joined(equal, [_run(job) for job in equal.jobs]), reads=reads)
+        done = with_left_weights_stored(equal, [_run(job) for job in equal.jobs])
+        result = replace(_joined(*done), reads=reads)
         if output is not None:
             result.save(output)
             result = replace(result, output=Path(output))

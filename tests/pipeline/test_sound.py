@@ -208,3 +208,37 @@ def test_an_output_of_zeros_tells_nothing_and_one_of_nan_is_noise() -> None:
     model = type(prepared)(exact, {}, "exact")
     assert Reference(model, data).names == ["y"]
     assert output_noise(model, data, broken).broken["y"] < -100
+
+
+def wide_outlier_weights(outlier: float) -> onnx.ModelProto:
+    text = """
+    net (float[N,16] x) => (float[N,8] y) {
+        [one] a = Gemm (x, w1, b1)
+        [two] h = Gemm (a, w2)
+        [three] y = Gemm (h, w3)
+    }"""
+    w1, w2 = normal(16, 48, seed=1), normal(48, 40, seed=2)
+    w1[:, 5], w2[5] = 0, outlier
+    return build(text, w1=w1, b1=np.zeros(48, np.float32), w2=w2, w3=normal(40, 8, seed=3))
+
+
+def test_weights_that_stay_float_are_stored_in_sixteen_bits() -> None:
+    model = wide_outlier_weights(1000)
+    data, others = feed_for(model, 32), feed_for(model, 64, seed=7)
+    result = quantize(model, data, Recipe())
+    assert result.left is not None
+    assert result.left.layers == ("two",)
+    assert {name: it.qparams.bits for name, it in result.plan.constants.items()} == {"w2": 16}
+    assert decibels(model, result.model, others) > SOUND_DB
+    stored = {tensor.data_type for tensor in result.model.graph.initializer if np.prod(tensor.dims) == 48 * 40}
+    assert stored == {onnx.TensorProto.INT16}
+    assert result.noise is not None
+    assert result.noise.sqnr_db["y"] == pytest.approx(decibels(model, result.model, data), abs=0.1)
+
+
+def test_weights_that_sixteen_bits_break_as_well_stay_float() -> None:
+    model = wide_outlier_weights(3e6)
+    result = quantize(model, feed_for(model, 32), Recipe())
+    assert result.left is not None
+    assert result.left.layers == ("two",)
+    assert not result.plan.constants
