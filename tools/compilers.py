@@ -3,9 +3,11 @@
 
     python tools/compilers.py ZOO                          # every tool; the first run installs them below --work
     python tools/compilers.py ZOO --tool openvino --work /tmp/compilers
+    python tools/compilers.py ZOO --encoder paraphrase_minilm_l3.onnx     # a sentence encoder instead of images
     python tools/compilers.py ZOO --storage                # bytes, latency and identity of narrow weights instead
 
-ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, imagenet_train512.npz and cifar10_train2k.npz. Needs pillow.
+ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, imagenet_train512.npz and cifar10_train2k.npz, for an encoder
+stsb_minilm_tokens.npz. Needs pillow.
 A step is that of the file's own output grid or, where outputs are float, of an eight-bit grid over the outputs of the
 newest onnxruntime, the reference. The row "unfused" is
 the same runtime without its own optimisations: what two correct ways to compute one file differ by.
@@ -46,6 +48,8 @@ LONGEST = 1800.0  # seconds of one probe
 MIXED = "mixed 2..8"
 CASES = (("resnet20", "8"), ("mobilenet_v2", "8"), ("mobilenet_v2", "w3a8"), ("mobilenet_v2", "w4a8"),
          ("mobilenet_v2", MIXED))  # fmt: skip
+ENCODER, TOKENS = "encoder", 24  # its name here, and the length that sentences are cut or padded to
+ENCODER_CASES = ((ENCODER, "8"), (ENCODER, "w4a8"))
 
 
 @dataclass(frozen=True)
@@ -181,16 +185,16 @@ def row_of(
 class Files:
     """Quantized files, each made at its first use."""
 
-    def __init__(self, zoo: Path, work: Path) -> None:
-        self.zoo, self.folder = zoo, work / "files"
+    def __init__(self, zoo: Path, work: Path, encoder: Path | None = None) -> None:
+        self.zoo, self.folder, self.encoder = zoo, work / "files", encoder
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def feeds(self, model: str) -> Path:
         """Samples that the tools run on; calibration took others."""
         path = self.folder / f"{model}_feeds.npz"
         if not path.exists():
-            count = {"mobilenet_v2": 8, "resnet20": 64}[model]
-            np.savez(path, input=self._images(model)[-count:])
+            count = {"mobilenet_v2": 8, "resnet20": 64, ENCODER: 16}[model]
+            np.savez(path, **{name: values[-count:] for name, values in self._samples(model).items()})
         return path
 
     def file(self, model: str, bits: str, target: str) -> Path:
@@ -211,18 +215,32 @@ class Files:
 
     def planned(self, model: str, bits: str, target: str) -> tuple[Job, QuantPlan]:
         """What decides a file."""
-        source = {"mobilenet_v2": "mobilenet_v2_bn.onnx", "resnet20": "cifar_resnet20_bn.onnx"}[model]
-        data = {"input": self._images(model)[:64]}
+        source = self._source(model)
+        data = {name: values[:64] for name, values in self._samples(model).items()}
         if bits != MIXED:
-            job = start(
-                self.zoo / source, data, Recipe(bits=parse_bits(bits), target=target, ranges=RangeMethod.MSE)
-            ).jobs[0]
+            job = start(source, data, Recipe(bits=parse_bits(bits), target=target, ranges=RangeMethod.MSE)).jobs[0]
             return job, final_scales(job, uniform_plan(job, statistics(job)))
         menu = tuple(Precision(width, 8) for width in range(2, 9))
         recipe = Recipe(Pipeline.LIGHT, menu, target=target, ranges=RangeMethod.MSE, compression=1.0)
-        job = start(self.zoo / source, data, recipe).jobs[0]
+        job = start(source, data, recipe).jobs[0]
         in_turn = {layer.name: menu[place % len(menu)] for place, layer in enumerate(job.layers)}
         return job, final_scales(job, candidates_of(job).stitch(in_turn))
+
+    def _source(self, model: str) -> Path | onnx.ModelProto:
+        if model != ENCODER:
+            return self.zoo / {"mobilenet_v2": "mobilenet_v2_bn.onnx", "resnet20": "cifar_resnet20_bn.onnx"}[model]
+        assert self.encoder is not None
+        proto = onnx.load(self.encoder)
+        del proto.graph.output[:-1]  # the embedding alone
+        for value in proto.graph.input:
+            value.type.tensor_type.shape.dim[1].dim_value = TOKENS
+        return proto
+
+    def _samples(self, model: str) -> dict[str, Floats]:
+        if model != ENCODER:
+            return {"input": self._images(model)}
+        ids = np.load(self.zoo / "stsb_minilm_tokens.npz")["train_a"][:80, :TOKENS].astype(np.int64)
+        return {"input_ids": ids, "attention_mask": (ids != 0).astype(np.int64)}
 
     def _images(self, model: str) -> Floats:
         if model == "resnet20":
@@ -230,16 +248,16 @@ class Files:
         return normalized(decoded(self.zoo / "imagenet_train512.npz")[0][:72])
 
 
-def compiled(files: Files, names: Sequence[str], work: Path) -> list[Row]:
+def compiled(files: Files, names: Sequence[str], work: Path, cases: Sequence[tuple[str, str]] = CASES) -> list[Row]:
     """Every tool on every file; the reference runs each tool's own file."""
     rows = []
     for name in names:
         tool = TOOLS[name]
         python, trouble = environment(tool, work)
-        reference, _ = environment(TOOLS[REFERENCE], work)
-        for model, bits in CASES:
+        newest, _ = environment(TOOLS[REFERENCE], work)
+        for model, bits in cases:
             label = f"{model} {bits}"
-            if python is None or reference is None:
+            if python is None or newest is None:
                 rows.append(Row(name, "-", label, loads=False, note=trouble or "no reference to compare with"))
                 continue
             file, feeds = files.file(model, bits, tool.target), files.feeds(model)
@@ -247,7 +265,7 @@ def compiled(files: Files, names: Sequence[str], work: Path) -> list[Row]:
             if not reference.exists():
                 # Nodes that only QONNX knows are compared with the same plan as QDQ.
                 known = files.simulated(model, bits, tool.target) if tool.target == "qonnx" else file
-                ask(TOOLS[REFERENCE], reference, known, feeds, reference)
+                ask(TOOLS[REFERENCE], newest, known, feeds, reference)
             answer = ask(tool, python, file, feeds, outputs)
             rows.append(row_of(name, label, answer, outputs, reference, output_step(file)))
             print(table(rows[-1:]).splitlines()[-1], flush=True)
@@ -319,13 +337,15 @@ def main() -> None:
     parser.add_argument("zoo", type=Path)
     parser.add_argument("--tool", action="append", choices=sorted(TOOLS), help="Only these (default: all).")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "onnxcalib-compilers")
+    parser.add_argument("--encoder", type=Path, help="A sentence encoder that reads input_ids and attention_mask.")
     parser.add_argument("--storage", action="store_true", help="Narrow weights: bytes, latency, identity.")
     given = parser.parse_args()
-    files = Files(given.zoo, given.work.resolve())
+    files = Files(given.zoo, given.work.resolve(), given.encoder)
     if given.storage:
         stored(files)
     else:
-        print(table(compiled(files, given.tool or list(TOOLS), given.work.resolve())))
+        cases = CASES if given.encoder is None else ENCODER_CASES
+        print(table(compiled(files, given.tool or list(TOOLS), given.work.resolve(), cases)))
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ class Encoder:
 
     def __init__(self, data: Path) -> None:
         self.tokens = np.load(data / "stsb_minilm_tokens.npz")
+        self.reference: dict[str, Floats] = {}
         self.words = np.concatenate([row[row != 0][1:-1] for row in self.tokens["train_a"]])
 
     def calibration(self) -> Feed:
@@ -78,13 +79,14 @@ class Encoder:
         return _encoder_feed(np.resize(self.words, shape))
 
     def measure(self, session: ort.InferenceSession) -> str:
-        """Spearman on both judged parts."""
-        scores = [spearman(self._cosines(session, part), self.tokens[f"{part}_score"]) for part in ("dev", "test")]
-        return "Spearman dev {:.4f} test {:.4f}".format(*scores)
-
-    def _cosines(self, session: ort.InferenceSession, part: str) -> Floats:
-        left, right = (self._embedded(session, self.tokens[f"{part}_{side}"]) for side in "ab")
-        return (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
+        """Spearman on both judged parts, and how far embeddings turn from the float model's, which comes first."""
+        scores, turned = [], []
+        for part in ("dev", "test"):
+            left, right = (self._embedded(session, self.tokens[f"{part}_{side}"]) for side in "ab")
+            scores.append(spearman(_cosines(left, right), self.tokens[f"{part}_score"]))
+            reference = self.reference.setdefault(part, np.concatenate([left, right]))
+            turned.append(1 - _cosines(np.concatenate([left, right]), reference).mean())
+        return "Spearman dev {:.4f} test {:.4f} 1-cosine {:.5f}".format(*scores, np.mean(turned))
 
     def _embedded(self, session: ort.InferenceSession, ids: npt.NDArray[Any]) -> Floats:
         lengths = (ids != 0).sum(1)
@@ -95,6 +97,10 @@ class Encoder:
             for place, row in zip(part, rows, strict=True):
                 found[place] = row
         return np.asarray(found, np.float64)
+
+
+def _cosines(left: Floats, right: Floats) -> Floats:
+    return np.asarray((left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1))
 
 
 def _encoder_feed(ids: npt.NDArray[Any]) -> Feed:
