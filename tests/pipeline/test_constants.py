@@ -266,7 +266,8 @@ def test_what_has_no_effect_on_cells_alone_is_refused(tmp_path: Path, capsys: py
     onnx.save(cells_alone(32), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=normal(6, 4, 24))
     files = [tmp_path / "m.onnx", "-c", tmp_path / "d.npz", "-o", tmp_path / "q.onnx"]
-    for more in (["--pipeline", "light"], ["--bits", "w4a8"], ["--exclude", "cell"], ["--target", "xnnpack"]):
+    mixed = ["--pipeline", "light", "--bits", "w4a4,w8a8", "--compression", "0.2"]
+    for more in (mixed, mixed[:2], ["--bits", "w4a8"], ["--exclude", "cell"], ["--target", "xnnpack"]):
         code, _, refused = said_by(capsys, "quantize", *files, *more)
         assert (code, "no layer" in refused) == (3, True)
     code, told, errors = said_by(capsys, "quantize", *files, "--report", tmp_path / "r.html")
