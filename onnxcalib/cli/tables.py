@@ -20,10 +20,9 @@ from onnxcalib.mixed_precision.allocate import Allocation, proof
 from onnxcalib.mixed_precision.assignment import Assigned
 from onnxcalib.mixed_precision.curve import Point
 from onnxcalib.mixed_precision.table import SensitivityTable
-from onnxcalib.model.equalize import exponents_of
+from onnxcalib.model.equalize import equalization_in_words
 from onnxcalib.model.layers import Layer, LayerList
 from onnxcalib.model.left_float import sentences
-from onnxcalib.model.smoothing import smoothing_of
 from onnxcalib.pipeline.result import AccuracyBudget, Result
 from onnxcalib.plan import QuantPlan, StoredConstant
 
@@ -99,7 +98,7 @@ def file_summary(plan: QuantPlan, float_bytes: int, written_bytes: int) -> str:
 def stage_summary(result: Result) -> list[str]:
     """What the stages did, a line each."""
     lines = [f"loss: {result.judged_by}"] if result.output_kinds else []
-    lines += _equalized(result)
+    lines += [f"equalization: {words}" for words in equalization_in_words(result.model)]
     if result.left is not None:
         lines += sentences(result.left)
     lines += _ranges(result.ranges)
@@ -131,16 +130,6 @@ def _ranges(ranges: ChosenRanges | None) -> list[str]:
     kinds = (("dynamic", ranges.dynamic), ("float", ranges.floats))
     told = "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds if names)
     return [f"activation ranges: held-out softened loss {ranges.before:.6g} to {ranges.after:.6g}; {told}"]
-
-
-def _equalized(result: Result) -> list[str]:
-    """Whose channels were scaled."""
-    lines = []
-    if scaled := exponents_of(result.model):
-        lines.append(f"equalization: {len(scaled)} layers before depthwise ones")
-    if sites := smoothing_of(result.model):
-        lines.append(f"equalization: {len(sites)} norms and projections before products that read outliers")
-    return lines
 
 
 def _constants(stored: Sequence[StoredConstant]) -> list[str]:

@@ -108,6 +108,16 @@ def equalized(model: Model, exponents: Exponents) -> Model:
     return replace(model, proto=proto, batch_norms=norms)
 
 
+def equalization_in_words(proto: onnx.ModelProto) -> list[str]:
+    """Whose channels a file has scaled."""
+    words = []
+    if scaled := exponents_of(proto):
+        words.append(f"{len(scaled)} layers before depthwise ones")
+    if sites := smoothing_of(proto):
+        words.append(f"{len(sites)} norms and projections before products that read outliers")
+    return words
+
+
 def equalized_as(model: Model, file: onnx.ModelProto) -> Model:
     """The float model with its channels scaled as they are in a file that was made from it."""
     return smoothed(equalized(model, exponents_of(file)), smoothing_of(file))

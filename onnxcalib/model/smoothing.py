@@ -94,9 +94,19 @@ def find_sites(model: Model, layers: Sequence[Layer] | None = None) -> list[Site
 def _only_products(index: GraphIndex, tensor: str, reading: Sequence[Layer]) -> bool:
     return (
         tensor not in index.outputs
-        and len(index.readers[tensor]) == len(reading)
+        and len(_readers(index, tensor)) == len(reading)
         and all(layer.has_sums for layer in reading)
     )
+
+
+def _readers(index: GraphIndex, tensor: str) -> list[onnx.NodeProto]:
+    """Who reads values; a Shape reads none."""
+    return [node for node in index.readers.get(tensor, []) if node.op_type not in ("Shape", "Size")]
+
+
+def _only_reader(index: GraphIndex, tensor: str) -> onnx.NodeProto | None:
+    readers = _readers(index, tensor)
+    return readers[0] if len(readers) == 1 and tensor not in index.outputs else None
 
 
 def _own_constants(index: GraphIndex, site: Site) -> bool:
@@ -136,7 +146,7 @@ def _after_product(
         return None
     for name in node.input:
         layer = made.get(name)
-        if layer is not None and index.only_reader(name) is node and layer.channels == _rows(reading[0]):
+        if layer is not None and _only_reader(index, name) is node and layer.channels == _rows(reading[0]):
             return _from_layer(SiteKind.UP, tensor, layer, reading, np.arange(layer.channels))
     return None
 
@@ -146,10 +156,10 @@ def _after_values(index: GraphIndex, tensor: str, made: Mapping[str, Layer], rea
     product = index.producers.get(_past_moves(index, tensor) or "")
     if product is None or product.op_type != "MatMul" or not is_product(index, product):
         return None
-    if index.only_reader(product.output[0]) is None or index.only_reader(product.input[1]) is None:
+    if _only_reader(index, product.output[0]) is None or _only_reader(index, product.input[1]) is None:
         return None
     layer = made.get(_past_moves(index, product.input[1]) or "")
-    if layer is None or index.only_reader(layer.summed) is None:
+    if layer is None or _only_reader(index, layer.summed) is None:
         return None
     places = _heads(index, layer, _rows(reading[0]))
     return None if places is None else _from_layer(SiteKind.VALUES, tensor, layer, reading, places)
@@ -159,7 +169,7 @@ def _past_moves(index: GraphIndex, tensor: str) -> str | None:
     """The tensor before all that only moves its values; None where others read it on the way."""
     while (node := index.producers.get(tensor)) is not None and node.op_type in MOVING_OPS:
         tensor = node.input[0]
-        if index.only_reader(tensor) is None:
+        if _only_reader(index, tensor) is None:
             return None
     return tensor
 
@@ -168,7 +178,7 @@ def _heads(index: GraphIndex, layer: Layer, rows: int) -> IntArray | None:
     """Which channel of the values each channel that is read is: several heads may share theirs."""
     if rows == layer.channels:
         return np.arange(rows)
-    split = index.only_reader(layer.summed)
+    split = _only_reader(index, layer.summed)
     shape = index.constant(split.input[1]) if split is not None and split.op_type == "Reshape" else None
     width = 0 if shape is None else int(shape.reshape(-1)[-1])
     if width <= 0 or rows % layer.channels or layer.channels % width:

@@ -89,9 +89,10 @@ def _outcome(report: ReportData) -> str:
         f"<div class=card><span class=muted>{name}</span><b>{value}</b><span class=muted>{note}</span></div>"
         for name, value, note in cards
     )
+    equal = f" Equalized: {text(', '.join(report['equalized']))}." if report["equalized"] else ""
     own = " These samples calibrated the model: expect a little less on others." if out["calibrated_on_it"] else ""
     return (
-        f"<p>Asked: {text(asked)}. Judged by: {text(report['judged_by'])}.</p><div class=cards>{shown}</div>"
+        f"<p>Asked: {text(asked)}. Judged by: {text(report['judged_by'])}.{equal}</p><div class=cards>{shown}</div>"
         f"<p class=muted>Measured on {text(out['data'])}, {after['samples']:,} samples.{own}</p>"
     )
 

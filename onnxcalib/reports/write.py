@@ -17,7 +17,7 @@ from onnxcalib.analysis.network import blocks
 from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
 from onnxcalib.errors import OutputError
 from onnxcalib.files import check_outputs, check_writable, replacing
-from onnxcalib.model.equalize import equalized_as
+from onnxcalib.model.equalize import equalization_in_words, equalized_as
 from onnxcalib.model.files import model_outputs
 from onnxcalib.model.io import load, write_model
 from onnxcalib.model.layers import find_layers
@@ -113,6 +113,7 @@ def _gather(
         "format": collect.FORMAT,
         "asked": collect.asked(result.recipe),
         "judged_by": result.judged_by,
+        "equalized": equalization_in_words(result.model),
         "outcome": collect.outcome(evaluations, measured_on.source, own=test is None),
         "layers": rows,
         "network": blocks(prepared, listed),

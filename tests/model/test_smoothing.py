@@ -56,6 +56,7 @@ def attention(heads: int) -> str:
     [kt] k2 = Transpose <perm=[0,2,3,1]> (q1)
     [vs] v1 = Reshape (v, vsplit)
     [vt] v2 = Transpose <perm=[0,2,1,3]> (v1)
+    [size] size = Shape (v)
     {shared}
     [scores] a = MatMul (q2, k2)
     [soft] sm = Softmax <axis=-1> (a)
