@@ -13,7 +13,8 @@ from jobs import correlated_data, job_on
 
 from onnxcalib.algorithms.reconstruction import layerwise as stage
 from onnxcalib.algorithms.reconstruction.adaquant import STANDARD, LayerProblem, Optimised
-from onnxcalib.algorithms.reconstruction.layerwise import Layerwise
+from onnxcalib.algorithms.reconstruction.layerwise import Layerwise, Trainer
+from onnxcalib.executors.workers import Workers
 from onnxcalib.model import layer_loss as part
 from onnxcalib.pipeline.job import Job
 from onnxcalib.progress import silent
@@ -29,16 +30,11 @@ def job_for(model: onnx.ModelProto, bits: str = "w3a4", target: str = "ort", sam
     return job_on(model, data, bits, target, pipeline=Pipeline.ADVANCED, compression=compression)
 
 
-def layerwise_of(job: Job, **changes: Any) -> Layerwise:
-    settings = {
-        "schedule": QUICK,
-        "engine": Engine.AUTO,
-        "optimizer": LayerOptimizer.ADAQUANT,
-        "seed": 0,
-        "workers": 1,
-        "progress": silent,
-    }
-    return Layerwise(job.model, job.layers, job.points, job.target, job.data, **{**settings, **changes})
+def layerwise_of(job: Job, workers: int = 1, **changes: Any) -> Layerwise:
+    how = {"schedule": QUICK, "engine": Engine.AUTO, "optimizer": LayerOptimizer.ADAQUANT, "seed": 0}
+    own = {name: changes.pop(name) for name in (*how, "strict") if name in changes}
+    trainer = Trainer(job.model, job.layers, job.points, job.target, job.data, **{**how, **own})
+    return Layerwise(trainer, Workers(workers), **{"progress": silent, **changes})
 
 
 class Seen:

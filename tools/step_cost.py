@@ -33,7 +33,7 @@ def step(_cases: object, folder: Path) -> None:
         candidates, layer, precision = candidates_of(job), job.layers[0], job.recipe.bits[0]
         activations = capture(job.model.proto, ["x", "y"], job.data, folder)
         params, qparams = candidates.layers[layer.name][precision], candidates.inputs["x"][8]
-        problem = layerwise(job).problem(layer, precision, params, qparams)
+        problem = layerwise(job).trainer.problem(layer, precision, params, qparams)
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         session = ort.InferenceSession(job.model.proto.SerializeToString(), options, ["CPUExecutionProvider"])

@@ -76,12 +76,17 @@ class Teacher:
     """
 
     def __init__(
-        self, model: Model, data: Dataset, kind: Loss = LossKind.DISTILLATION, temperature: float = 1.0
+        self,
+        model: Model,
+        data: Dataset,
+        kind: Loss = LossKind.DISTILLATION,
+        temperature: float = 1.0,
+        threads: int = 0,
     ) -> None:
-        self.data, self.kind, self.temperature = data, kind, temperature
+        self.data, self.kind, self.temperature, self.threads = data, kind, temperature, threads
         self.kinds = find_output_kinds(model.proto)
         check_loss(kind, self.kinds, model, data)
-        session = Session(model.proto, model.source)
+        session = Session(model.proto, model.source, threads=threads)
         self._reference = [self._kept(session.run(feed), feed, labels) for feed, labels in _labelled(data)]
 
     @property
@@ -91,7 +96,7 @@ class Teacher:
 
     def loss_of(self, model: onnx.ModelProto) -> float:
         """The loss of a quantized model."""
-        return self.loss_by(Session(model, "the quantized model").run)
+        return self.loss_by(self._session(model).run)
 
     def loss_by(self, run: Callable[[Feed], Tensors]) -> float:
         """The loss of whatever makes outputs of feeds."""
@@ -104,7 +109,7 @@ class Teacher:
         """What the metric falls by, and how sure that is."""
         lost = new_loss(self.kinds, self.kind)
         assert isinstance(lost, MetricLoss)
-        for batch in self._batches(Session(model, "the quantized model").run):
+        for batch in self._batches(self._session(model).run):
             lost.update(batch.reference, batch.outputs, batch.labels)
         return lost.drop
 
@@ -112,12 +117,15 @@ class Teacher:
         """How far a quantized model is from the float one."""
         loss = new_loss(self.kinds, self.kind, self.temperature)
         signal, noise = dict.fromkeys(self.kinds, 0.0), dict.fromkeys(self.kinds, 0.0)
-        for batch in self._batches(Session(model, "the quantized model").run):
+        for batch in self._batches(self._session(model).run):
             loss.update(batch.reference, batch.outputs, batch.labels, batch.counts)
             for name, output_kind in self.kinds.items():
                 powers = batch.powers(name, probabilities=output_kind.is_of_probabilities)
                 signal[name], noise[name] = signal[name] + powers[0], noise[name] + powers[1]
         return Distance(loss.value, {name: sqnr_db(signal[name], noise[name]) for name in self.kinds})
+
+    def _session(self, model: onnx.ModelProto) -> Session:
+        return Session(model, "the quantized model", threads=self.threads)
 
     def _batches(self, run: Callable[[Feed], Tensors]) -> Iterator[_Batch]:
         for (feed, labels), reference in zip(_labelled(self.data), self._reference, strict=True):

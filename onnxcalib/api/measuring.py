@@ -25,6 +25,7 @@ from onnxcalib.numerics.metric import MetricFunction
 from onnxcalib.pipeline.result import Result
 from onnxcalib.progress import Progress, silent
 from onnxcalib.reports.find import find_report
+from onnxcalib.runtime.providers import using
 from onnxcalib.targets import find_target
 
 
@@ -37,6 +38,7 @@ def evaluate(
     preprocess: Preprocess | None = None,
     transform: Transform | None = None,
     progress: Progress = silent,
+    provider: str | None = None,
 ) -> list[Evaluation]:
     """Measures models on data: top-1, agreement with the float model, noise, loss, bytes and latency.
 
@@ -49,13 +51,14 @@ def evaluate(
         preprocess: How images become arrays, where the data is a folder of images.
         transform: Makes a feed of each item of the data.
         progress: Called with "evaluate", the samples that are done, and how many there are.
+        provider: The execution provider of onnxruntime to measure on, such as "cuda" or "openvino"; the CPU by default.
 
     Returns:
         One row for each model, in their order; a figure is None where the data or the model has no such.
     """
     several = list(models) if isinstance(models, Sequence) and not isinstance(models, str) else [models]
     source = transformed(data, transform)
-    with as_files([*several, reference]) as paths:
+    with using(provider), as_files([*several, reference]) as paths:
         *found, float_file = paths
         files = [path for path in found if path is not None]
         rows = evaluating.evaluate(files, source, float_file, metric=metric, preprocess=preprocess, progress=progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import onnx
 
 from onnxcalib.data import Preprocess, Transform, transformed
 from onnxcalib.errors import RecipeError
+from onnxcalib.executors.workers import find_workers
 from onnxcalib.mixed_precision import table_files
 from onnxcalib.mixed_precision.allocate import Allocation
 from onnxcalib.mixed_precision.assignment import METHODS, solve
@@ -20,11 +22,12 @@ from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.pipeline import sweep
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import MIN_BITS, MixedPrecisionOptions, Pipeline, Precision, Recipe
+from onnxcalib.runtime.providers import using
 
 ANY_SIZE = 2.0  # a compression that every assignment keeps, for a list of bits needs something to aim for
 
 
-def sensitivity(
+def sensitivity(  # noqa: PLR0913 - as many as the command has options
     model: str | Path | onnx.ModelProto,
     calibration: Any,
     recipe: Recipe | str,
@@ -32,6 +35,10 @@ def sensitivity(
     preprocess: Preprocess | None = None,
     transform: Transform | None = None,
     progress: Progress = silent,
+    workers: int | None = None,
+    scheduler: str | Path | None = None,
+    executor: Executor | None = None,
+    provider: str | None = None,
 ) -> SensitivityTable:
     """Measures what each layer loses at each precision, one layer changed at a time.
 
@@ -42,12 +49,18 @@ def sensitivity(
         preprocess: How images become arrays, where the data is a folder of images.
         transform: Makes a feed of each item of the data.
         progress: Called with the stage, how much of it is done, and of how much.
+        workers: Jobs that are done side by side on this machine, one a core by default.
+        scheduler: The Dask scheduler whose workers do these jobs: its address, or its file.
+        executor: What does these jobs instead: any `concurrent.futures.Executor`.
+        provider: The execution provider of onnxruntime that runs the models, such as "cuda" or "openvino".
 
     Returns:
         Losses and costs by layer and precision, which `allocate` takes and `write_table` writes.
     """
     data = transformed(calibration, transform)
-    return sweep.sensitivity(model, data, _swept(recipe), preprocess=preprocess, progress=progress).table
+    found, swept = find_workers(workers, scheduler, executor), _swept(recipe)
+    with using(provider):
+        return sweep.sensitivity(model, data, swept, preprocess=preprocess, progress=progress, workers=found).table
 
 
 def allocate(  # noqa: PLR0913 - as many as the command has options
@@ -92,7 +105,7 @@ def allocate(  # noqa: PLR0913 - as many as the command has options
     return solve(costed, Request.of(costed, recipe), method)
 
 
-def curve(
+def curve(  # noqa: PLR0913 - as many as the command has options
     model: str | Path | onnx.ModelProto,
     calibration: Any,
     recipe: Recipe | str,
@@ -102,6 +115,10 @@ def curve(
     preprocess: Preprocess | None = None,
     transform: Transform | None = None,
     progress: Progress = silent,
+    workers: int | None = None,
+    scheduler: str | Path | None = None,
+    executor: Executor | None = None,
+    provider: str | None = None,
 ) -> list[Point]:
     """Traces the compression-loss curve, from the smallest file to the highest precision everywhere.
 
@@ -114,6 +131,10 @@ def curve(
         preprocess: How images become arrays, where the data is a folder of images.
         transform: Makes a feed of each item of the data.
         progress: Called with the stage, how much of it is done, and of how much.
+        workers: Jobs that are done side by side on this machine, one a core by default.
+        scheduler: The Dask scheduler whose workers do these jobs: its address, or its file.
+        executor: What does these jobs instead: any `concurrent.futures.Executor`.
+        provider: The execution provider of onnxruntime that runs the models, such as "cuda" or "openvino".
 
     Returns:
         For each size the assignment of the integer program and those of both greedy rules, as far as they reach it.
@@ -121,9 +142,11 @@ def curve(
     if points < 2:
         raise RecipeError(f"`points={points}` make no curve.", "Give 2 or more.")
     data = transformed(calibration, transform)
-    return sweep.compression_curve(
-        model, data, _swept(recipe), points, measure, preprocess=preprocess, progress=progress
-    )
+    found, swept = find_workers(workers, scheduler, executor), _swept(recipe)
+    with using(provider):
+        return sweep.compression_curve(
+            model, data, swept, points, measure, preprocess=preprocess, progress=progress, workers=found
+        )
 
 
 def read_table(path: str | Path) -> SensitivityTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ def quantize(  # noqa: PLR0913 - one call does it all, as one command does
     transform: Transform | None = None,
     progress: Progress = silent,
     workers: int | None = None,
+    scheduler: str | Path | None = None,
+    executor: Executor | None = None,
+    provider: str | None = None,
     run_dir: str | Path | None = None,
     metric: MetricFunction | None = None,
 ) -> Result:
@@ -40,7 +44,12 @@ def quantize(  # noqa: PLR0913 - one call does it all, as one command does
         transform: Makes a feed of each item of the data: an array, a tuple in the order of the inputs, or a dict.
         progress: Called with a stage, how much of it is done, and of how much; if it has a method `event`, that
             hears of every `Event`.
-        workers: Layers that are trained side by side, one a core by default; the result is the same for any number.
+        workers: Independent jobs that are done side by side on this machine, one a core by default; the result is the
+            same for any number, and wherever they run.
+        scheduler: The Dask scheduler whose workers do these jobs: its address such as "tcp://host:8786", or its file.
+        executor: What does these jobs instead: any `concurrent.futures.Executor`; the caller shuts it down.
+        provider: The execution provider of onnxruntime that runs the model, such as "cuda" or "openvino"; training
+            steps stay on the CPU. What is measured is measured there.
         run_dir: A folder that keeps what is finished: an interrupted call, made again, goes on from there.
         metric: What `max_drop` and the loss 'metric' judge by in place of the recipe's metric: a function of all
             outputs and all labels that gives a number, higher is better.
@@ -60,6 +69,9 @@ def quantize(  # noqa: PLR0913 - one call does it all, as one command does
         preprocess=preprocess,
         progress=progress,
         workers=workers,
+        scheduler=scheduler,
+        executor=executor,
+        provider=provider,
         run_dir=run_dir,
         metric=metric,
     )

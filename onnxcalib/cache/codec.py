@@ -82,6 +82,8 @@ NUMBERS: Mapping[type, Any] = {float: float | int | np.number, int: int | np.int
 
 def holds(value: Any, hint: Any) -> bool:
     """Whether a value may be what a field declares; enums come as their values, and of other kinds all is believed."""
+    if hint is Any:  # which is a class since Python 3.11
+        return True
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(holds(value, each) for each in args)

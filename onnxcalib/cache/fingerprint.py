@@ -1,17 +1,13 @@
-"""Names for what every stage starts from: the model, the data, the software."""
+"""Names for what every stage starts from: the model and the data."""
 
 from __future__ import annotations
 
 import hashlib
-from functools import cache
-from pathlib import Path
 
 import onnx
 
-import onnxcalib
 from onnxcalib.cache.codec import checksum, digest
 from onnxcalib.data import Dataset
-from onnxcalib.runtime.installed import find_runtime
 
 BATCH = 16
 
@@ -32,17 +28,3 @@ def data_digest(data: Dataset) -> str:
     for feed in data.batches(BATCH):
         total.update(checksum(" ".join(feed), list(feed.values())).encode())
     return digest(total.hexdigest(), data.labels)
-
-
-@cache
-def software() -> dict[str, str]:
-    """The version of this package with a digest of its code, for checkouts change more often, and the runtime's."""
-    total = hashlib.sha256()
-    for path in sorted(Path(onnxcalib.__file__).parent.rglob("*.py")):
-        total.update(path.read_bytes())
-    runtime = find_runtime()
-    return {
-        "version": onnxcalib.__version__,
-        "code": total.hexdigest()[:16],
-        "runtime": f"{' '.join(runtime.packages) or 'onnxruntime'} {runtime.version}",
-    }

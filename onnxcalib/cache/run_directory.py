@@ -12,6 +12,7 @@ from typing import Any
 
 from onnxcalib.cache.codec import digest
 from onnxcalib.cache.folder import opened, write_about
+from onnxcalib.cache.prune import BOUND, Use, prune_values
 from onnxcalib.cache.store import DamagedError, Store
 from onnxcalib.progress import Event, Listener
 
@@ -59,6 +60,14 @@ class RunDirectory:
         self.announce()
         assert self._store  # opened, even where no stage had anything to keep
         write_about(self.folder, {**self._about, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
+        if sum(path.stat().st_size for path in self._store.folder.iterdir()) > BOUND:
+            pruned = prune_values(self.folder, self._about["about"], BOUND, uses=Use.PARTS)
+            if pruned.count:
+                message = (
+                    f"{self.folder} held more than {BOUND / 2**30:g} GB: {pruned.count} values that this run does not "
+                    f"need were removed, {pruned.freed:,} bytes."
+                )
+                self.listener(Event("warning", {"message": message}))
 
 
 @dataclass(frozen=True)

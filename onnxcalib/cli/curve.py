@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_options, with_runtime
-from onnxcalib.cli.recipes import QUANTIZER, sweep_from
+from onnxcalib.cli.recipes import QUANTIZER, WHERE_OPTIONS, sweep_from, workers_from
 from onnxcalib.cli.tables import curve_table
 from onnxcalib.cli.watch import watching
 from onnxcalib.errors import OutputError
@@ -17,6 +17,7 @@ from onnxcalib.files import check_outputs, replacing
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.sweep import compression_curve
 from onnxcalib.reports.plots import check_plot, plot_curve
+from onnxcalib.runtime.providers import using
 
 COLUMNS = ("ratio", "method", "size", "estimated_loss", "measured_loss")
 
@@ -28,7 +29,7 @@ COLUMNS = ("ratio", "method", "size", "estimated_loss", "measured_loss")
 @click.option("--plot", type=FILE, help="The curve as .png or .svg.")
 @click.option("--points", type=click.IntRange(2, 200), default=10, show_default=True, help="How many sizes.")
 @click.option("--measure", is_flag=True, help="Measure every assembled model, not only estimate it.")
-@with_options(QUANTIZER)
+@with_options(QUANTIZER, WHERE_OPTIONS)
 @image_options
 @with_runtime
 def curve(
@@ -47,9 +48,11 @@ def curve(
         check_plot(plot)
         outputs["--plot"] = plot
     check_outputs(outputs, (*models_read(model), *data_read(calibration), *recipe_read(recipe)))
-    with watching() as progress:
-        pixels = preprocess_from(options)
-        found = compression_curve(model, calibration, recipe, points, measure, preprocess=pixels, progress=progress)
+    with watching() as progress, using(options["provider"]):
+        pixels, workers = preprocess_from(options), workers_from(options)
+        found = compression_curve(
+            model, calibration, recipe, points, measure, preprocess=pixels, progress=progress, workers=workers
+        )
     with replacing(output) as temporary, temporary.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(COLUMNS)

@@ -10,10 +10,12 @@ import click
 
 from onnxcalib.analysis.evaluate import evaluate as evaluate_models
 from onnxcalib.cli.options import FILE, console, image_options, preprocess_from, with_runtime
+from onnxcalib.cli.recipes import provider_option
 from onnxcalib.cli.tables import evaluation_table
 from onnxcalib.cli.watch import watching
 from onnxcalib.numerics.metrics import METRICS
 from onnxcalib.reports.data import evaluation
+from onnxcalib.runtime.providers import using
 
 
 @click.command()
@@ -21,11 +23,18 @@ from onnxcalib.reports.data import evaluation
 @click.option("-d", "--data", required=True, type=FILE, help="Data with or without labels.")
 @click.option("--reference", type=FILE, help="The float model to compare with.")
 @click.option("--metric", help=f"What to measure on labels: {', '.join(METRICS)}, or MODULE:FUNCTION.")
+@provider_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @image_options
 @with_runtime
 def evaluate(
-    models: tuple[Path, ...], data: Path, reference: Path | None, metric: str | None, as_json: bool, **options: Any
+    models: tuple[Path, ...],
+    data: Path,
+    reference: Path | None,
+    metric: str | None,
+    provider: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Measure MODELS on data: top-1, agreement, SQNR, distillation loss, bytes, latency.
 
@@ -33,7 +42,7 @@ def evaluate(
     onnxcalib evaluate small.onnx -d test.npz --reference model.onnx
     onnxcalib evaluate small.onnx model.onnx -d test.npz --metric top5
     """
-    with watching() as progress:
+    with watching() as progress, using(provider):
         pixels = preprocess_from(options)
         rows = evaluate_models(list(models), data, reference, metric=metric, preprocess=pixels, progress=progress)
     if as_json:

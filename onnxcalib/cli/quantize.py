@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from onnxcalib.pipeline.result import Result
 from onnxcalib.progress import Event
 from onnxcalib.recipe import Settings
 from onnxcalib.reports.write import check_report, write_report
+from onnxcalib.runtime.providers import using
 
 
 @click.command()
@@ -47,14 +49,15 @@ def quantize(model: Path, recipe: str | None, verbose: bool, as_json: bool, **op
     """
     if verbose and as_json:
         raise RecipeError("--verbose has no effect with --json, which tells everything.", "Give one of them.")
-    with watching(verbose=verbose, as_json=as_json) as watch:
+    with watching(verbose=verbose, as_json=as_json) as watch, contextlib.ExitStack() as stack:
         settings = settings_from(options, recipe)
+        stack.enter_context(using(settings.provider))
         calibration, output = _needed("calibration", settings.calibration), _needed("output", settings.output)
         folder = _check_files(settings, model, output, recipe)
         run = partial(quantize_model, model, calibration, settings.recipe, output=output, run_dir=folder)
         test, pixels = settings.test_data, settings.preprocess
         try:
-            result = run(preprocess=pixels, progress=watch, workers=settings.workers)
+            result = run(preprocess=pixels, progress=watch, workers=settings.workers, scheduler=settings.scheduler)
         except KeyboardInterrupt as error:
             kept = f"give the same command again to go on: {folder} keeps what is finished."
             message = f"interrupted; {kept}" if folder.is_dir() else "interrupted; nothing was written."

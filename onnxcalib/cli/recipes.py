@@ -12,6 +12,7 @@ from onnxcalib.api.mixing import ANY_SIZE
 from onnxcalib.cli.options import TYPES, Option, images_from
 from onnxcalib.cli.wording import flag
 from onnxcalib.errors import RecipeError
+from onnxcalib.executors.workers import Workers, find_workers
 from onnxcalib.recipe import PRESETS, RECIPE_KEYS, Recipe, Settings, read_options, settings_of
 from onnxcalib.recipe.choices import ENUMS, Pipeline, parse_bits, parse_choice
 from onnxcalib.recipe.keys import IMAGES, KEYS, Kind
@@ -34,6 +35,8 @@ def _recipes(_context: click.Context, _option: click.Parameter, start: str) -> l
     return [*presets, CompletionItem(start, type="file")]
 
 
+provider_option = _option("provider")
+WHERE_OPTIONS = tuple(map(_option, ("workers", "scheduler", "provider")))
 OVERRIDES = (_option("overrides", "--override", "--pin", "overrides", metavar="PATTERN=VALUE"),)
 QUANTIZER = (
     *map(_option, ("bits", "edge_bits", "block_size", "target", "ranges", "activations")),
@@ -62,7 +65,7 @@ PIPELINE = (
 ADVANCED = (
     *map(_option, ("engine", "layer_optimizer", "training", "steps")),
     _option("strict", "--strict/--no-strict", default=None),
-    _option("workers"),
+    *WHERE_OPTIONS,
 )
 FILES = (
     _option("calibration", "-c", "--calibration"),
@@ -95,6 +98,11 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     if "bits" in given:
         given["bits"] = parse_bits(given["bits"])
     return given
+
+
+def workers_from(options: Mapping[str, Any]) -> Workers:
+    """Where the jobs of a command run."""
+    return find_workers(options["workers"], options["scheduler"])
 
 
 def sweep_from(options: dict[str, Any]) -> Recipe:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any, ClassVar
 
 import click
 from rich.table import Table
 
+from onnxcalib.cache.prune import Use
+from onnxcalib.cache.prune import prune as prune_values
 from onnxcalib.cache.show import show as read
-from onnxcalib.cli.options import FILE, console
+from onnxcalib.cli.options import FILE, console, echo
 from onnxcalib.pipeline.stages import STAGES
 from onnxcalib.reports.comparison import write_comparison
+
+SAID = {
+    Use.NONE: "which are damaged",
+    Use.OTHERS: "of other models, data or versions",
+    Use.PARTS: "parts of stages that are finished",
+    Use.RESUME: "which a resumed run would use",
+}
 
 
 @click.group()
 def runs() -> None:
-    """Look into run directories, and compare finished runs."""
+    """Look into run directories, make them smaller, and compare finished runs."""
 
 
 @runs.command()
@@ -53,3 +64,43 @@ def show(folder: Path) -> None:
     screen.print(table)
     for path in found.damaged:
         screen.print(f"damaged: {path}; the next run computes it again", soft_wrap=True)
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """Bytes, as 500MB or 2GB."""
+
+    name = "size"
+    UNITS: ClassVar = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B?)", str(value).strip().upper())
+        if found is None or found[2] not in self.UNITS:
+            self.fail(f"{value!r} is no size. Write 500MB or 2GB.", param, ctx)
+        return int(float(found[1]) * self.UNITS[found[2]])
+
+
+@runs.command()
+@click.argument("folder", type=FILE)
+@click.option("--keep", type=Size(), help="Leave so much at the most: 500MB, 2GB; even what a resume needs may go.")
+@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Remove only values of so many days.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+def prune(folder: Path, keep: int | None, older_than: float | None, dry_run: bool) -> None:
+    """Remove from the run directory FOLDER what the run does not need any more.
+
+    That is damaged values, those of other models, data or versions, and the parts of finished stages.
+
+    \b
+    onnxcalib runs prune small.onnx.run
+    onnxcalib runs prune small.onnx.run --keep 500MB --older-than 7
+    """
+    found = prune_values(folder, keep, older_than, dry=dry_run)
+    would = "would be " if dry_run else ""
+    for use, count in sorted(found.removed.items()):
+        echo(f"{would}removed: {count} values, {SAID[use]}")
+    if found.stages:
+        order = [stage.name for stage in STAGES]
+        echo(f"the next run computes again: {', '.join(sorted(found.stages, key=order.index))}")
+    echo(f"{found.freed:,} bytes {would}freed, {found.kept} values of {found.left:,} bytes {would}left")
+    if keep is not None and found.left > keep:
+        echo(f"that is more than {keep:,} bytes: the others are younger than {older_than:g} days")

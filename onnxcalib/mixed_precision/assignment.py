@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxcalib.errors import RecipeError
 from onnxcalib.mixed_precision.allocate import GREEDY, Allocation, Limit, maximise_gain, minimise_loss
 from onnxcalib.mixed_precision.request import Request
-from onnxcalib.mixed_precision.rerank import Reranking, Score, rerank
+from onnxcalib.mixed_precision.rerank import Ask, Reranking, rerank
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.recipe import Precision
 
@@ -61,9 +61,9 @@ def assign(table: SensitivityTable, request: Request, measure: Measure) -> Assig
 
 
 def reranked(
-    table: SensitivityTable, request: Request, assigned: Assigned, measure: Measure, scores: Sequence[Score]
+    table: SensitivityTable, request: Request, assigned: Assigned, measure: Measure, ask: Ask, sets: int
 ) -> Assigned:
-    """What the scores put first among the program's optimum and others; none costs more or breaks a loss budget."""
+    """What measures best among the program's optimum and others; none costs more or breaks a loss budget."""
     limits, overrides = list(request.limits), request.overrides
     optimum = assigned.allocation
     if all(optimum.choices[row.layer] == table.base for row in table.layers if row.layer not in overrides):
@@ -73,7 +73,7 @@ def reranked(
         cost = request.minimise
         limits = [*(limit for limit in limits if limit.cost != cost), Limit(cost, optimum.costs[cost])]
     taken, losses, least, models = rerank(
-        table, limits, overrides, optimum, scores, lambda choices: most is None or measure(choices) <= most
+        table, limits, overrides, optimum, ask, sets, lambda choices: most is None or measure(choices) <= most
     )
     told = Reranking(optimum, assigned.measured_loss, losses, least, models)
     if taken is optimum:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,13 +36,8 @@ def ratios_between(table: SensitivityTable, count: int, overrides: Overrides) ->
     return [float(ratio) for ratio in np.linspace(least, max(most, least), count)]
 
 
-def curve(
-    table: SensitivityTable,
-    ratios: list[float],
-    overrides: Overrides,
-    measure: Callable[[Mapping[str, Precision]], float] | None,
-) -> Iterator[Point]:
-    """Each ratio solved exactly and by both greedy rules."""
+def curve(table: SensitivityTable, ratios: list[float], overrides: Overrides) -> Iterator[Point]:
+    """Each ratio solved exactly and by both greedy rules, not measured yet."""
     whole = table.float_costs["size"]
     for ratio in ratios:
         limit = Limit("size", ratio * whole * (1 + 1e-12))
@@ -53,9 +48,8 @@ def curve(
                 if solve is _exact:
                     raise
                 continue  # a greedy rule may miss sizes that an exact one reaches
-            measured = measure(found.choices) if measure is not None else None
             estimate = table.base_loss + found.estimated_loss
-            yield Point(ratio, found.method, found.costs["size"] / whole, estimate, measured, found)
+            yield Point(ratio, found.method, found.costs["size"] / whole, estimate, None, found)
 
 
 def _exact(table: SensitivityTable, limit: Limit, overrides: Overrides) -> Allocation:

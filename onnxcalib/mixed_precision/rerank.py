@@ -7,6 +7,7 @@ themselves best is often not the best for others, for a network may know these b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,7 +18,8 @@ from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.recipe import Precision
 
 Choices = Mapping[str, Precision]
-Score = Callable[[Choices], float]
+# The scores of assignments on sets of samples, which are given by number.
+Ask = Callable[[Sequence[tuple[int, Choices]]], Sequence[float]]
 Overrides = Mapping[str, Precision]
 
 ROUNDS = 2  # the second looks around the best other one of the first
@@ -36,10 +38,10 @@ class Reranking:
     models: int
 
 
-def most_measurements(scores: int) -> int:
-    """The most that a contest asks of so many scores together."""
+def most_measurements(sets: int) -> int:
+    """The most that a contest asks of so many sets of samples together."""
     known = 3  # the optimum and both baselines
-    return known + ROUNDS * ROUND + (scores - 1) * (known + FINALISTS)
+    return known + ROUNDS * ROUND + (sets - 1) * (known + FINALISTS)
 
 
 def rerank(
@@ -47,28 +49,29 @@ def rerank(
     limits: Sequence[Limit],
     overrides: Overrides,
     optimum: Allocation,
-    scores: Sequence[Score],
+    ask: Ask,
+    sets: int,
     keeps: Callable[[Choices], bool],
 ) -> tuple[Allocation, Mapping[str, float], float, int]:
     """The assignment with the least mean score, the mean scores of the optimum and the baselines, and the models run.
 
-    The first score is asked of all, the others of those that it puts first, of the optimum and of the baselines.
+    The first set of samples judges all, the others judge those that it puts first, the optimum and the baselines.
     """
-    scores = [_once(score) for score in scores]
-    own, asked = [_Entrant(optimum, {}, scores[0](optimum.choices))], [optimum.choices]
-    known = [_Entrant(each, {}, scores[0](each.choices)) for each in _baselines(table, limits, overrides)]
-    asked += [each.allocation.choices for each in known]
+    judge = _Judge(ask)
+    own = [_Entrant(optimum, {})]
+    known = [_Entrant(each, {}) for each in _baselines(table, limits, overrides)]
+    asked = [each.allocation.choices for each in (*own, *known)]
+    own, known = judge.judged(own), judge.judged(known)
     for turn in range(ROUNDS):
         # Around the optimum first, then around the best other one, even if that does not beat the optimum.
         best = min(own[min(turn, len(own) - 1) :], key=lambda each: each.score)
+        others = []
         for allocation, barred in islice(_around(table, limits, overrides, best, asked), ROUND):
             asked.append(allocation.choices)
-            own.append(_Entrant(allocation, barred, scores[0](allocation.choices)))
+            others.append(_Entrant(allocation, barred))
+        own += judge.judged(others)
     first = sorted(own[1:], key=lambda each: each.score)[:FINALISTS]
-    finalists = [
-        replace(each, score=(each.score + sum(score(each.allocation.choices) for score in scores[1:])) / len(scores))
-        for each in (own[0], *known, *first)
-    ]
+    finalists = judge.judged([own[0], *known, *first], sets)
     ranked = sorted(finalists, key=lambda each: each.score)
     winner = next((it for it in ranked if it.allocation is optimum or keeps(it.allocation.choices)), finalists[0])
     losses = {each.allocation.method: each.score for each in finalists[: 1 + len(known)]}
@@ -79,19 +82,29 @@ def rerank(
 class _Entrant:
     allocation: Allocation
     barred: Mapping[str, frozenset[Precision]]  # the choices that the program went without
-    score: float
+    score: float = math.inf
 
 
-def _once(score: Score) -> Score:
-    """The score, asked only once of assignments that are the same."""
-    known: dict[tuple[tuple[str, Precision], ...], float] = {}
+class _Judge:
+    """Asks only once of assignments that are the same, and of all that can be asked together at once."""
 
-    def ask(choices: Choices) -> float:
-        if _key(choices) not in known:
-            known[_key(choices)] = score(choices)
-        return known[_key(choices)]
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._known: dict[tuple[int, tuple[tuple[str, Precision], ...]], float] = {}
 
-    return ask
+    def judged(self, entrants: Sequence[_Entrant], sets: int = 1) -> list[_Entrant]:
+        """The same, with the mean of their scores on the first sets of samples."""
+        questions = {
+            (part, _key(each.allocation.choices)): (part, each.allocation.choices)
+            for part in range(sets)
+            for each in entrants
+        }
+        new = [key for key in questions if key not in self._known]
+        self._known |= zip(new, self._ask([questions[key] for key in new]), strict=True)
+        return [
+            replace(each, score=sum(self._known[part, _key(each.allocation.choices)] for part in range(sets)) / sets)
+            for each in entrants
+        ]
 
 
 def _key(choices: Choices) -> tuple[tuple[str, Precision], ...]:

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import onnx
+import numpy as np
 
-from onnxcalib.algorithms.teacher import Loss, check_loss, new_loss
+from onnxcalib.algorithms.teacher import Loss, check_loss
 from onnxcalib.data import Dataset, first
-from onnxcalib.data.padding import positions_that_count
+from onnxcalib.data.portable import Portable
+from onnxcalib.executors.chunks import in_chunks
+from onnxcalib.executors.workers import Workers
 from onnxcalib.mixed_precision.costs import Problem, unmeasured
+from onnxcalib.mixed_precision.probes import Probed, ProbeWork, Sums, choices_of, probe
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.qdq import write_plain, write_qdq
+from onnxcalib.model.qdq import write_plain
 from onnxcalib.model.shapes import typed
-from onnxcalib.model.subgraph import after, layer_model, with_outputs
-from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, Reference, kept_of
-from onnxcalib.numerics.metric import Metric, MetricLoss
-from onnxcalib.numerics.positions import Counts
-from onnxcalib.numerics.quant_params import Array
-from onnxcalib.plan import QuantPlan
+from onnxcalib.model.subgraph import after, with_outputs
+from onnxcalib.numerics.metric import Metric
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
 from onnxcalib.recipe import Precision
-from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in
+from onnxcalib.runtime.session import CAPTURE_BYTES, LARGEST_BATCH, Session, samples_in
+from onnxcalib.runtime.threads import default_workers
 
 SAMPLES = 256
 # Where every position of a sequence is an example: of so many, and of so many sequences at least.
 POSITIONS, SEQUENCES = 4096, 8
-STATE = "state"  # the name of what is kept after each batch
+# What lies on disk at a time, and what batches that are captured side by side take of memory.
+DISK_BYTES = 4 * 2**30
+AHEAD_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Measured:
     """The table, and what measuring it cost."""
 
     table: SensitivityTable
-    float_passes: float  # time spent, in float passes over the same samples
+    float_passes: float  # time of all probes, in float passes over the same samples
     probes: int  # layers times choices beside the base
 
 
@@ -55,151 +57,110 @@ def enough(model: Model, data: Dataset) -> Dataset:
 
 
 def measure(
-    problem: Problem, data: Dataset, loss: Loss, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT
+    problem: Problem,
+    data: Dataset,
+    loss: Loss,
+    progress: Progress,
+    checkpoint: Checkpoint = NO_CHECKPOINT,
+    workers: Workers | None = None,
 ) -> Measured:
-    """Streams over the data: the base model once a batch, then for each choice one layer and what comes after it."""
+    """The base model runs once and its tensors are kept; from these each layer and what comes after it is a job."""
     check_loss(loss, find_output_kinds(problem.model.proto), problem.model, data)
-    probes = _Probes(problem, loss)
-    batch = fitting_batch(probes.base, data)
-    spent, float_time, done, passed = 0.0, 0.0, 0, 0
-    if (cached := checkpoint.found([STATE])[0]) is not None:
-        spent, float_time, done, passed = cached["counts"]
-        probes.restore(cached)
-    for feed in itertools.islice(data.batches(batch), passed, None):
-        samples = samples_in(feed, data)
-        labels = data.labels[done : done + samples] if data.labels is not None else None
-        start = time.perf_counter()
-        reference = probes.teacher.run(feed)
-        middle = time.perf_counter()
-        probes.update(feed, reference, labels, samples)
-        float_time += middle - start
-        spent += time.perf_counter() - middle
-        done += samples
-        passed += 1
-        checkpoint.put(STATE, {"counts": (spent, float_time, done, passed), **probes.state()})
-        progress("sensitivity", done, len(data))
-    return Measured(
-        probes.table(done), spent / max(float_time, 1e-9), sum(len(probe.choices) for probe in probes.probes)
+    work, elements = _work(problem, data, loss)
+    probed = [layer.name for layer in problem.layers if choices_of(problem, layer)]
+    names: list[str | None] = [None, *probed]
+    cached = dict(zip(names, checkpoint.found(names), strict=True))
+    found: dict[str | None, Probed] = {name: value for name, value in cached.items() if value is not None}
+    todo: list[list[str | None]] = [
+        [layer.name for layer in chunk if layer.name in probed and layer.name not in found] for chunk in work.chunks
+    ]
+    if None not in found:
+        todo[0].insert(0, None)
+    jobs = in_chunks(workers or Workers(1), work, probe, todo, checkpoint.scratch)
+    with contextlib.closing(jobs):  # at once, should keeping a value fail
+        for name, value in jobs:
+            checkpoint.put(name, value)
+            found[name] = value
+            progress("sensitivity", len(found), len(names))
+    return _measured(work, found, elements)
+
+
+def _work(problem: Problem, data: Dataset, loss: Loss) -> tuple[ProbeWork, dict[str, float]]:
+    """What the jobs share, and the elements that a sample has of each tensor that layers read."""
+    plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
+    base = typed(write_plain(problem.model, problem.layers, plan, problem.target))
+    reads = {layer.name: (layer.input, *_fed(problem, base, layer)) for layer in problem.layers}
+    inputs = {value.name for value in base.graph.input}
+    outputs = [value.name for value in base.graph.output]
+    names = dict.fromkeys([*outputs, *(name for each in reads.values() for name in each)])
+    feed = next(iter(data.batches(1)))
+    samples = samples_in(feed, data)
+    shown = Session(with_outputs(base, [name for name in names if name not in inputs])).run(feed)
+    sizes = {name: getattr(value, "nbytes", 0) / samples for name, value in {**feed, **shown}.items()}
+    # As many samples as fit, whatever their number; those of one batch are judged together.
+    batch = int(np.clip(CAPTURE_BYTES // max(sum(sizes.values()), 1), 1, LARGEST_BATCH))
+    threads = int(np.clip(AHEAD_BYTES // max(batch * sum(sizes.values()), 1), 1, default_workers()))
+    chunks = tuple(_chunks(problem.layers, reads, sizes, DISK_BYTES / 2 / len(data)))
+    elements = {layer.input: {**feed, **shown}[layer.input].size / samples for layer in problem.layers}
+    own = Portable(data, batch)
+    return ProbeWork(problem, base, loss, own, batch, threads, chunks, reads, uuid.uuid4().hex), elements
+
+
+def _fed(problem: Problem, base: Any, layer: Layer) -> tuple[str, ...]:
+    return after(base, layer.activated)[1] if choices_of(problem, layer) else ()
+
+
+def _chunks(
+    layers: Sequence[Layer], reads: Mapping[str, Sequence[str]], sizes: Mapping[str, float], most: float
+) -> Iterator[tuple[Layer, ...]]:
+    """Layers in order whose tensors fit on disk together."""
+    chunk: list[Layer] = []
+    held: set[str] = set()
+    for layer in layers:
+        wider = held | set(reads[layer.name])
+        if chunk and sum(sizes[name] for name in wider) > most:
+            yield tuple(chunk)
+            chunk, wider = [], set(reads[layer.name])
+        chunk.append(layer)
+        held = wider
+    yield tuple(chunk)
+
+
+def _measured(work: ProbeWork, found: Mapping[str | None, Probed], elements: Mapping[str, float]) -> Measured:
+    problem, base = work.problem, found[None]
+    # In the order of the layers, not in that in which jobs ended: sums of them must not depend on it.
+    values = {
+        (layer.name, choice): _values(work, found[layer.name].sums[choice])
+        for layer in problem.layers
+        for choice in choices_of(problem, layer)
+    }
+    base_values = _values(work, base.sums[problem.base])
+    table = unmeasured(problem, elements)
+    increases = _increases(values, base_values)
+    rows = tuple(
+        replace(row, losses={choice: increases.get((row.layer, choice), 0.0) for choice in row.losses})
+        for row in table.layers
     )
+    name = work.loss.name if isinstance(work.loss, Metric) else work.loss.value
+    told = replace(table, loss=name, base_loss=base_values[0], samples=len(work.data), layers=rows)
+    spent = sum(probed.seconds for name, probed in found.items() if name is not None)
+    return Measured(told, spent / max(base.seconds, 1e-9), len(values))
 
 
-class _Probe:
-    """One layer: its sessions at every choice, and the one for what comes after it."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        layer: Layer,
-        base: onnx.ModelProto,
-        loss: Callable[[float], ModelLoss | MetricLoss],
-        *,
-        softens: bool,
-    ) -> None:
-        self.layer = layer
-        alone = layer_model(problem.model, layer)
-        self.choices = [choice for choice in problem.candidate_precisions[layer.name] if choice != problem.base]
-        self.sessions = {
-            choice: Session(_layer_at(problem, alone, layer, choice), pool=False) for choice in self.choices
-        }
-        rest, self.fed = after(base, layer.activated) if self.choices else (None, ())
-        self.rest = Session(rest, pool=False) if rest is not None else None
-        self.losses = {choice: loss(1.0) for choice in self.choices}
-        self.softened = {choice: loss(TEMPERATURE) for choice in self.choices} if softens else {}
-
-    def update(
-        self, tensors: Tensors, outputs: Tensors, reference: Reference, labels: Array | None, counts: Counts | None
-    ) -> None:
-        for choice, session in self.sessions.items():
-            made = session.run({self.layer.input: tensors[self.layer.input]})
-            if self.rest is not None:
-                made |= self.rest.run({**made, **{name: tensors[name] for name in self.fed}})
-            # Outputs that do not depend on the layer are those of the base model.
-            for losses in (self.losses, self.softened):
-                if losses:
-                    losses[choice].update(reference, outputs | made, labels, counts)
+def _values(work: ProbeWork, sums: Sums) -> tuple[float, ...]:
+    losses = work.new_losses()
+    for loss, gathered in zip(losses, sums, strict=True):
+        loss.restore(gathered)
+    return tuple(loss.value for loss in losses)
 
 
-class _Probes:
-    def __init__(self, problem: Problem, loss: Loss) -> None:
-        self.problem, self.loss = problem, loss
-        self.kinds = find_output_kinds(problem.model.proto)
-        plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
-        proto = typed(write_plain(problem.model, problem.layers, plan, problem.target))
-        # Where every position has a say, a temperature changes nothing.
-        base_loss = self._new_loss(1.0)
-        self.softens = isinstance(base_loss, ModelLoss) and any(
-            kind.is_distribution and not kind.is_of_tokens for kind in base_loss.kinds.values()
-        )
-        self.probes = [_Probe(problem, layer, proto, self._new_loss, softens=self.softens) for layer in problem.layers]
-        reads = [name for probe in self.probes for name in (probe.layer.input, *probe.fed)]
-        inputs = {value.name for value in proto.graph.input}
-        outputs = [value.name for value in proto.graph.output]
-        self.shown = [name for name in dict.fromkeys(reads) if name not in inputs and name not in outputs]
-        self.base = Session(with_outputs(proto, [*outputs, *self.shown]))
-        self.teacher = Session(problem.model.proto)
-        self.base_loss, self.base_softened = self._new_loss(1.0), self._new_loss(TEMPERATURE)
-        self.elements: dict[str, float] = {}
-
-    def _new_loss(self, temperature: float) -> ModelLoss | MetricLoss:
-        return new_loss(self.kinds, self.loss, temperature)
-
-    def update(self, feed: Tensors, reference: Tensors, labels: Array | None, samples: int) -> None:
-        outputs = self.base.run(feed)
-        tensors, counts = {**feed, **outputs}, positions_that_count(feed)
-        kept = kept_of(reference, self.base_loss.kinds, counts) if isinstance(self.base_loss, ModelLoss) else reference
-        self.base_loss.update(kept, outputs, labels, counts)
-        self.base_softened.update(kept, outputs, labels, counts)
-        self.elements |= {probe.layer.input: tensors[probe.layer.input].size / samples for probe in self.probes}
-        for probe in self.probes:
-            probe.update(tensors, outputs, kept, labels, counts)
-
-    def state(self) -> dict[str, Any]:
-        """All that was measured so far."""
-        return {"elements": self.elements, "sums": [loss.sums for loss in self._losses()]}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what was measured before."""
-        self.elements = dict(state["elements"])
-        for loss, sums in zip(self._losses(), state["sums"], strict=True):
-            loss.restore(sums)
-
-    def _losses(self) -> Iterator[ModelLoss | MetricLoss]:
-        yield from (self.base_loss, self.base_softened)
-        for probe in self.probes:
-            yield from (*probe.losses.values(), *probe.softened.values())
-
-    def table(self, samples: int) -> SensitivityTable:
-        table = unmeasured(self.problem, self.elements)
-        increases = self._increases()
-        name = self.loss.name if isinstance(self.loss, Metric) else self.loss.value
-        rows = tuple(
-            replace(row, losses={choice: increases.get((row.layer, choice), 0.0) for choice in row.losses})
-            for row in table.layers
-        )
-        return replace(table, loss=name, base_loss=self.base_loss.value, samples=samples, layers=rows)
-
-    def _increases(self) -> dict[tuple[str, Precision], float]:
-        """The increases of the softened loss, scaled to add up to those of the loss itself."""
-        probed = [(probe, choice) for probe in self.probes for choice in probe.choices]
-        hard = [probe.losses[choice].value - self.base_loss.value for probe, choice in probed]
+def _increases(
+    values: Mapping[tuple[str, Precision], Sequence[float]], base: Sequence[float]
+) -> dict[tuple[str, Precision], float]:
+    """The increases of the softened loss, scaled to add up to those of the loss itself."""
+    # The last is the softened one, where there are two.
+    hard, soft = ([value[place] - base[place] for value in values.values()] for place in (0, -1))
+    if not (sum(hard) > 0 and sum(soft) > 0):
         soft = hard
-        if self.softens:
-            soft = [probe.softened[choice].value - self.base_softened.value for probe, choice in probed]
-        if not (sum(hard) > 0 and sum(soft) > 0):
-            soft = hard
-        scale = sum(hard) / sum(soft) if sum(hard) > 0 else 1.0
-        return {(probe.layer.name, choice): scale * value for (probe, choice), value in zip(probed, soft, strict=True)}
-
-
-def _layer_at(problem: Problem, alone: Model, layer: Layer, choice: Precision) -> onnx.ModelProto:
-    candidates = problem.candidates
-    params = {layer.name: candidates.layers[layer.name][choice]}
-    # A quantizer after the layer belongs to what comes after it, unless it makes a model output.
-    whole = {value.name for value in problem.model.proto.graph.output}
-    own = {layer.input, layer.output, layer.summed} - {layer.activated} | ({layer.activated} & whole)
-    shared = {name: qparams for name, qparams in candidates.shared.items() if name in own}
-    qparams = candidates.inputs[layer.input].get(choice.activation)
-    inputs = {layer.input: qparams} if qparams is not None else {}
-    plan = QuantPlan(candidates.target, candidates.ranges, {layer.name: choice}, params, shared, inputs)
-    plan = replace(plan, dynamic=tuple(name for name in candidates.dynamic if name == layer.input))
-    return write_qdq(alone, [layer], plan, problem.target.simulated)
+    scale = sum(hard) / sum(soft) if sum(hard) > 0 else 1.0
+    return {key: scale * value for key, value in zip(values, soft, strict=True)}

@@ -11,19 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from onnxcalib.cache.codec import digest
-from onnxcalib.cache.fingerprint import data_digest, model_digest, software
+from onnxcalib.cache.fingerprint import data_digest, model_digest
 from onnxcalib.cache.run_directory import RunDirectory
 from onnxcalib.pipeline.job import Job, Run, Start
 from onnxcalib.pipeline.stage import value_classes
 from onnxcalib.pipeline.stages import STAGES
 from onnxcalib.progress import Event, Listener
 from onnxcalib.recipe import write_recipe
+from onnxcalib.runtime.providers import CPU, chosen
+from onnxcalib.runtime.software import software
 
 
 @contextlib.contextmanager
 def running(started: Start, folder: Path | None, listener: Listener) -> Iterator[Start]:
     """The jobs, with a run that tells what happens and keeps values in the folder, if there is one."""
-    listener(Event("start", {**_told(started), **software(), "run_dir": None if folder is None else str(folder)}))
+    listener(Event("start", {**_told(started), **_software(), "run_dir": None if folder is None else str(folder)}))
     if folder is None:
         yield replace(started, jobs=tuple(replace(each, run=Run(listener)) for each in started.jobs))
         return
@@ -34,7 +36,7 @@ def running(started: Start, folder: Path | None, listener: Listener) -> Iterator
 
         def about() -> dict[str, Any]:
             now = time.strftime("%Y-%m-%d %H:%M:%S")
-            own = {**software(), **digests[0]()}
+            own = {**_software(), **digests[0]()}
             return {**_told(started), **own, "about": digest(own), "started": now}
 
         directory = RunDirectory(folder, about, listener, stack, value_classes(STAGES))
@@ -45,6 +47,12 @@ def running(started: Start, folder: Path | None, listener: Listener) -> Iterator
         ]
         yield replace(started, jobs=tuple(jobs))
         directory.finish()
+
+
+def _software() -> dict[str, str]:
+    """What is installed, and which provider computes: another one's results differ in their last digits."""
+    own = software()
+    return own if chosen() == CPU else {**own, "runtime": f"{own['runtime']} ({chosen()})"}
 
 
 def _told(started: Start) -> dict[str, Any]:
@@ -64,7 +72,7 @@ def _origin(job: Job, digests: Callable[[], dict[str, str]]) -> str:
     captured = None if job.branch is None else data_digest(job.data)
     # Another function of the same name is another metric, and samples that prove are held out of all else.
     judged = None if job.metric is None else (job.metric.source, job.proof is not None)
-    return digest(digests(), captured, job.recipe.seed, software(), judged)
+    return digest(digests(), captured, job.recipe.seed, _software(), judged)
 
 
 def _digests(job: Job, data: Callable[[], str]) -> dict[str, str]:

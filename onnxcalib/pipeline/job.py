@@ -16,6 +16,7 @@ from onnxcalib.cache.codec import digest
 from onnxcalib.cache.run_directory import RunDirectory
 from onnxcalib.data import Dataset, Preprocess, open_data, shuffled, split
 from onnxcalib.errors import ModelError, RecipeError
+from onnxcalib.executors.workers import Workers
 from onnxcalib.mixed_precision.request import check_bits, check_overrides, naming_layers
 from onnxcalib.model.branches import Branch
 from onnxcalib.model.float_nodes import FloatNode
@@ -36,7 +37,6 @@ from onnxcalib.progress import Listener, Progress, ignore, silent
 from onnxcalib.recipe import MAX_BITS, Activations, Recipe
 from onnxcalib.recipe.metrics import find_metric
 from onnxcalib.recipe.overrides import Override, by_layer
-from onnxcalib.runtime.threads import default_workers
 from onnxcalib.targets import Target, find_target
 
 
@@ -65,7 +65,7 @@ class Job:
     recipe: Recipe
     progress: Progress
     branch: Branch | None = None  # the branch of an If that the graph is, None for the model itself
-    workers: int = 1  # layers that are trained side by side
+    workers: Workers = field(default_factory=Workers)  # where independent jobs run
     constants: tuple[StoredConstant, ...] = ()  # what else will be stored as int8; the model has its values already
     run: Run = Run()  # where the values of stages are cached, and who hears of them
     overrides: Mapping[str, Override] = field(default_factory=dict)  # by layer
@@ -115,7 +115,7 @@ def start(
     recipe: Recipe,
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
-    workers: int | None = None,
+    workers: Workers | None = None,
     metric: MetricFunction | None = None,
 ) -> Start:
     """Reads the model and the data, and finds what there is to quantize."""
@@ -143,6 +143,7 @@ def start(
         data, proof = split(data, len(data) // 2)
     jobs: list[Job] = []
     whole, constants, multiplied = prepared, [], set[str]()
+    own_workers = workers or Workers()
     left_out = {layer.name for layer in listed.layers} - chosen
 
     def wanted(name: str) -> bool:
@@ -162,8 +163,7 @@ def start(
             products = chosen_products(graph.listed.products, target, wanted, floats, recipe.activations.mode)
             multiplied |= {product.name for product in products}
             points = insertion_points(graph.model, layers, target, own, products, recipe.activations.mode)
-            many = workers or default_workers()
-            job = Job(rounded, layers, points, target, fed, named, progress, graph.branch, many, tuple(found))
+            job = Job(rounded, layers, points, target, fed, named, progress, graph.branch, own_workers, tuple(found))
             jobs.append(replace(job, overrides=own, metric=judge, proof=proof, products=products))
     if not jobs:
         raise ModelError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -17,6 +19,7 @@ from onnxcalib.cache.folder import check_run_directory
 from onnxcalib.data import Preprocess, why_not_parted
 from onnxcalib.data.absent import is_absent, no_data
 from onnxcalib.data.padding import find_mask
+from onnxcalib.executors.workers import find_workers
 from onnxcalib.files import check_outputs
 from onnxcalib.mixed_precision.request import add_cost_tables, check_mixed
 from onnxcalib.model.branches import with_branch
@@ -45,6 +48,8 @@ from onnxcalib.pipeline.stages import better_of, equalize, final_scales, smooth,
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Event, Progress, listener_of, silent
 from onnxcalib.recipe import Activations, MixedPrecisionOptions, Pipeline, Recipe, Rounding, Training
+from onnxcalib.recipe.settings import check_sent
+from onnxcalib.runtime.providers import using
 from onnxcalib.runtime.session import refusal
 from onnxcalib.targets import Constants, Format
 
@@ -61,23 +66,31 @@ def quantize(  # noqa: PLR0913
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
     workers: int | None = None,
+    scheduler: str | Path | None = None,
+    executor: Executor | None = None,
+    provider: str | None = None,
     run_dir: str | Path | None = None,
     metric: MetricFunction | None = None,
 ) -> Result:
     """Quantizes a float model; the calibration data is a path, arrays by name, or feeds.
 
-    Workers train layers side by side, one a core by default; their number does not change the result. A run directory
-    keeps what is finished: an interrupted call, made again, goes on from there. A progress with a method `event` also
-    hears of events. A metric is a function of all outputs and all labels, for `max_drop` and the loss 'metric'.
-    Tensors and layers that would leave an output mostly noise stay float, unless the recipe's
-    `on_broken` says otherwise; the result's `left` names them.
+    Independent jobs go to workers: one a core by default, those of a Dask scheduler, or those of an executor; where
+    they run does not change the result. A provider of onnxruntime runs the models, but for training steps. A run
+    directory keeps what is finished: an interrupted call, made again, goes on from there. A progress with a method
+    `event` also hears of events. A metric is a function of all outputs and all labels, for `max_drop` and the loss
+    'metric'. Tensors and layers that would leave an output mostly noise stay float, unless the recipe's `on_broken`
+    says otherwise; the result's `left` names them.
     """
     folder = Path(run_dir) if run_dir is not None else None
+    check_sent(recipe, scheduler=scheduler, executor=executor)
     reads = (*models_read(model), *data_read(calibration), *recipe_read(recipe))
     outputs = {} if output is None else model_outputs("output", Path(output))
     check_outputs(outputs, reads, {} if folder is None else check_run_directory(folder))
-    started = start(model, calibration, recipe, preprocess, progress, workers, metric)
-    with running(started, folder, listener_of(progress)) as begun:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(using(provider))
+        found = stack.enter_context(contextlib.closing(find_workers(workers, scheduler, executor)))
+        started = start(model, calibration, recipe, preprocess, progress, found, metric)
+        begun = stack.enter_context(running(started, folder, listener_of(progress)))
         for job in begun.jobs:
             if len(recipe.bits) > 1 and job.branch is None:
                 check_mixed(recipe, job.layers)

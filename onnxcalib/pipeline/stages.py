@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,19 +20,23 @@ from onnxcalib.algorithms.reconstruction.end_to_end import (
     bias_schedule,
     schedules_for,
 )
-from onnxcalib.algorithms.reconstruction.layerwise import Layerwise, Trained
+from onnxcalib.algorithms.reconstruction.layerwise import Layerwise, Trained, Trainer
 from onnxcalib.algorithms.rounding_safe import with_rounding_safe_scales
 from onnxcalib.algorithms.second_order import RoundedLayer, Rounder, SecondOrder
 from onnxcalib.algorithms.second_order_candidates import CandidateRounder
 from onnxcalib.algorithms.smoothing import Smooth
 from onnxcalib.algorithms.teacher import Teacher
-from onnxcalib.data import first, train_validation_split
+from onnxcalib.data import Dataset, first, train_validation_split
 from onnxcalib.mixed_precision import sensitivity
 from onnxcalib.mixed_precision.allocate import minimise_loss
+from onnxcalib.mixed_precision.assembled import Assembled, assembled_losses, sendable
 from onnxcalib.mixed_precision.assignment import Assigned, assign, reranked
 from onnxcalib.mixed_precision.costs import Problem, unmeasured
-from onnxcalib.mixed_precision.mixup_validation import scores
+from onnxcalib.mixed_precision.mixup_validation import SAMPLES as MIXUP_SAMPLES
+from onnxcalib.mixed_precision.mixup_validation import mixup_places
+from onnxcalib.mixed_precision.probes import Probed
 from onnxcalib.mixed_precision.request import Request, add_cost_tables, candidate_precisions, uniform_precisions
+from onnxcalib.mixed_precision.rerank import most_measurements
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.equalize import equalized, exponents_of, find_equalization_pairs
 from onnxcalib.model.layers import find_layers
@@ -155,11 +160,11 @@ def second_order_candidates(job: Job, candidates: Candidates, checkpoint: Checkp
     return CandidateRounder(_rounder(job, checkpoint)).round(candidates)
 
 
-@stage("sensitivity", ("loss", "metric", *PRECISIONS))
+@stage("sensitivity", ("loss", "metric", *PRECISIONS), part=Probed)
 def sensitivities(job: Job, candidates: Candidates, checkpoint: Checkpoint = NO_CHECKPOINT) -> sensitivity.Measured:
     """The sensitivity table of the job's layers."""
     data = sensitivity.enough(job.model, job.data)
-    return sensitivity.measure(_problem(job, candidates), data, job.loss, job.progress, checkpoint)
+    return sensitivity.measure(_problem(job, candidates), data, job.loss, job.progress, checkpoint, job.workers)
 
 
 @stage("allocation", ("loss", "metric", *LIMITS, *PRECISIONS))
@@ -170,11 +175,15 @@ def allocation(
     measure, request = measured_by(job, candidates), Request.of(table, job.recipe)
     assigned = assign(table, request, measure)
 
-    def assemble(choices: Mapping[str, Precision]) -> Any:
-        return job.simulate(candidates.stitch(choices))
+    data = first(job.data, MIXUP_SAMPLES)
+    sets = mixup_places(data, job.loss)
+    told, most = itertools.count(1), most_measurements(len(sets))
 
-    mixup_scores = scores(job.model, job.data, job.loss, assemble, job.progress, checkpoint)
-    chosen = reranked(table, request, assigned, measure, mixup_scores)
+    def tell() -> None:
+        job.progress("assignments", next(told), most)
+
+    with assembled_losses(assembled(job, candidates, data, sets), job.workers, tell, checkpoint) as ask:
+        chosen = reranked(table, request, assigned, measure, ask, len(sets))
     job.progress("assignments", 1, 1)  # often fewer are measured than might have been
     return chosen
 
@@ -278,6 +287,11 @@ def final_scales(job: Job, plan: QuantPlan) -> QuantPlan:
     return with_rounding_safe_scales(job.model, job.layers, job.points, plan, job.target)
 
 
+def assembled(job: Job, candidates: Candidates, data: Dataset, mixups: Sequence[int | None] = (None,)) -> Assembled:
+    """What jobs share that measure assignments."""
+    return Assembled(job.model, job.layers, job.target, candidates, sendable(data), job.loss, mixups)
+
+
 def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:
     """The loss of assembled models on the samples that the sensitivity was measured on."""
     teacher = Teacher(job.model, sensitivity.enough(job.model, job.data), job.loss)
@@ -287,7 +301,7 @@ def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Prec
 def layerwise(job: Job, checkpoint: Checkpoint = NO_CHECKPOINT) -> Layerwise:
     """Training of single layers, as the recipe asks for it."""
     recipe = job.recipe
-    return Layerwise(
+    trainer = Trainer(
         job.model,
         job.layers,
         job.points,
@@ -297,11 +311,9 @@ def layerwise(job: Job, checkpoint: Checkpoint = NO_CHECKPOINT) -> Layerwise:
         recipe.get("engine"),
         recipe.get("layer_optimizer"),
         recipe.seed,
-        job.workers,
-        job.progress,
         recipe.get("strict"),
-        checkpoint,
     )
+    return Layerwise(trainer, job.workers, job.progress, checkpoint)
 
 
 def _rounder(job: Job, checkpoint: Checkpoint) -> Rounder:
@@ -320,6 +332,6 @@ def _problem(job: Job, candidates: Candidates) -> Problem:
 def _through_network(job: Job, plan: QuantPlan, schedule: Schedule, checkpoint: Checkpoint) -> NetworkTuned:
     data, held_out = train_validation_split(job.data)
     teacher = Teacher(job.model, held_out, job.float_loss, TEMPERATURE)
-    how = (job.recipe.get("engine"), schedule, job.recipe.seed, job.workers, job.recipe.get("strict"))
+    how = (job.recipe.get("engine"), schedule, job.recipe.seed, job.workers.threads, job.recipe.get("strict"))
     tuner = NetworkTuner(job.model, job.layers, job.points, job.target, data, teacher, *how)
     return tuner.tune(plan, job.progress, checkpoint)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +13,17 @@ import onnx
 
 from onnxcalib.data import Preprocess
 from onnxcalib.errors import ModelError
+from onnxcalib.executors.workers import Workers
+from onnxcalib.mixed_precision.assembled import assembled_losses
 from onnxcalib.mixed_precision.curve import Point, curve, ratios_between
 from onnxcalib.mixed_precision.request import Request
-from onnxcalib.mixed_precision.sensitivity import Measured
+from onnxcalib.mixed_precision.sensitivity import Measured, enough
 from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.job import Job, Run, Start, no_layers, start
 from onnxcalib.pipeline.pipelines import with_equal_channels
 from onnxcalib.plan import Candidates
 from onnxcalib.progress import Progress, listener_of, silent
-from onnxcalib.recipe import Recipe
+from onnxcalib.recipe import Precision, Recipe
 
 
 def sensitivity(
@@ -28,10 +33,12 @@ def sensitivity(
     *,
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
+    workers: Workers | None = None,
 ) -> Measured:
     """What each layer loses at each precision of the recipe."""
-    job = with_equal_channels(_own_graph(start(model, calibration, recipe, preprocess, progress), progress))
-    return stages.sensitivities(job, candidates_of(job))
+    with contextlib.closing(workers or Workers()) as own:
+        job = with_equal_channels(_own_graph(start(model, calibration, recipe, preprocess, progress, own), progress))
+        return stages.sensitivities(job, candidates_of(job))
 
 
 def compression_curve(
@@ -43,18 +50,29 @@ def compression_curve(
     *,
     preprocess: Preprocess | None = None,
     progress: Progress = silent,
+    workers: Workers | None = None,
 ) -> list[Point]:
     """Assignments from the smallest file to all layers at the base precision, by all three methods."""
-    job = with_equal_channels(_own_graph(start(model, calibration, recipe, preprocess, progress), progress))
-    candidates = candidates_of(job)
-    table = stages.sensitivities(job, candidates).table
-    overrides = Request.of(table, recipe).overrides
-    loss_of = stages.measured_by(job, candidates) if measure else None
-    found = []
-    for point in curve(table, ratios_between(table, points, overrides), overrides, loss_of):
-        found.append(point)
-        progress("curve", len(found), 3 * points)
-    return found
+    with contextlib.closing(workers or Workers()) as own:
+        job = with_equal_channels(_own_graph(start(model, calibration, recipe, preprocess, progress, own), progress))
+        candidates = candidates_of(job)
+        table = stages.sensitivities(job, candidates).table
+        overrides = Request.of(table, recipe).overrides
+        found = list(curve(table, ratios_between(table, points, overrides), overrides))
+        return _measured(job, candidates, found) if measure else found
+
+
+def _measured(job: Job, candidates: Candidates, points: Sequence[Point]) -> list[Point]:
+    """The points with the losses of their assembled models; equal ones are measured once."""
+    told, choices = itertools.count(1), {_key(point): point.allocation.choices for point in points}
+    work = stages.assembled(job, candidates, enough(job.model, job.data))
+    with assembled_losses(work, job.workers, lambda: job.progress("curve", next(told), len(choices))) as ask:
+        losses = dict(zip(choices, ask([(0, each) for each in choices.values()]), strict=True))
+    return [replace(point, measured_loss=losses[_key(point)]) for point in points]
+
+
+def _key(point: Point) -> tuple[tuple[str, Precision], ...]:
+    return tuple(sorted(point.allocation.choices.items()))
 
 
 def candidates_of(job: Job) -> Candidates:

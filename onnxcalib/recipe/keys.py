@@ -126,6 +126,10 @@ SECTIONS = (
         _example("report", Kind.PATH, "Write a report: FILE.html, FILE.json and FILE_figures/", "small.html"),
         _example("test_data", Kind.PATH, "What the report measures on (else the calibration data)", "test.npz"),
     )),
+    Section("Where it runs", (
+        _example("scheduler", Kind.WORD, "Dask scheduler whose workers do the jobs: address or file", "tcp://host:8786"),
+        _example("provider", Kind.WORD, "Where onnxruntime runs models: cuda, openvino, dml, ... (else cpu)", "cuda"),
+    )),
     Section("Weights", (
         _default("rounding", Kind.WORD, f"Light and advanced: how weights are rounded: {_listed(Rounding)}"),
         _example("block_size", Kind.INTEGER, "Weights alone: so many share a scale in Gemm and MatMul", 32),
@@ -147,7 +151,7 @@ SECTIONS = (
         _default("layer_optimizer", Kind.WORD, f"What trains the layers: {_listed(LayerOptimizer)}"),
         _default("steps", Kind.INTEGER, "Iterations a layer"),
         _default("strict", Kind.FLAG, "Fail where an op has no gradient, instead of going on without it"),
-        _example("workers", Kind.INTEGER, "Layers trained side by side (else one a core)", 2),
+        _example("workers", Kind.INTEGER, "Jobs done side by side on this machine (else one a core)", 2),
     ), "training"),
     Section("Calibration data that is a folder of images", (
         _example("resize", Kind.INTEGER, "Shorter side in pixels before the crop (else the crop * 256 / 224)", 256),

@@ -25,8 +25,10 @@ class Settings:
         run_dir: A folder that keeps what is finished.
         report: The report's .html file.
         test_data: What the report measures on.
-        workers: Layers that are trained side by side.
+        workers: Jobs that are done side by side on this machine.
         preprocess: How images become arrays.
+        scheduler: The Dask scheduler whose workers do the jobs: its address or its file.
+        provider: The execution provider of onnxruntime that runs the model.
     """
 
     recipe: Recipe
@@ -37,18 +39,36 @@ class Settings:
     test_data: Path | None = None
     workers: int | None = None
     preprocess: Preprocess | None = None
+    scheduler: str | None = None
+    provider: str | None = None
 
     def __post_init__(self) -> None:
         if self.test_data is not None and self.report is None:
             raise RecipeError("`test_data` has no effect without `report`.", "Add `report`, a .html file.")
+        check_sent(self.recipe, scheduler=self.scheduler)
         if self.workers is None:
             return
         if self.workers < 1:
             raise RecipeError(f"`workers={self.workers}` is not a number of workers.", "Give 1 or more.")
-        if self.recipe.pipeline is not Pipeline.ADVANCED:
+        if self.scheduler is not None:
+            raise RecipeError("`workers` and `scheduler` both say where jobs run.", "Give one of them.")
+        if self.recipe.pipeline is not Pipeline.ADVANCED and not has_jobs(self.recipe):
             raise RecipeError(
                 f"`workers` has no effect in the {self.recipe.pipeline} pipeline.", "Add `pipeline='advanced'`."
             )
+
+
+def has_jobs(recipe: Recipe) -> bool:
+    """Whether there are jobs that do not depend on each other: layers at several precisions."""
+    return len(recipe.bits) > 1 and recipe.pipeline is not Pipeline.PLAIN
+
+
+def check_sent(recipe: Recipe, **where: Any) -> None:
+    """Fails where jobs are to be sent somewhere, and there are none."""
+    name = next((name for name, value in where.items() if value is not None), None)
+    if name is not None and not has_jobs(recipe):
+        hint = "Give `bits` a list such as w4a4,w8a8, and `pipeline='light'` or 'advanced'."
+        raise RecipeError(f"`{name}` has no effect: at one precision there are no independent jobs.", hint)
 
 
 def settings_of(options: Mapping[str, Any]) -> Settings:

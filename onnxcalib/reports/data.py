@@ -103,7 +103,7 @@ def mixed_precision_data(result: Result) -> ReportData:
             "loss": point.estimated_loss,
             "bits": {name: str(precision) for name, precision in point.allocation.choices.items()},
         }
-        for point in curve(table, ratios_between(table, POINTS, overrides), overrides, None)
+        for point in curve(table, ratios_between(table, POINTS, overrides), overrides)
     ]
     optimum = found.allocation if found.reranking is None else found.reranking.optimum
     chosen = {

@@ -9,8 +9,9 @@ from typing import Any
 
 import onnx
 
-from onnxcalib.errors import ModelError, OnnxcalibWarning, first_line
+from onnxcalib.errors import ModelError, OnnxcalibWarning, RecipeError, first_line
 from onnxcalib.runtime.installed import check_runtime
+from onnxcalib.runtime.providers import CPU, providers_for
 from onnxcalib.runtime.trial import DIED, LEVELS, is_risky, try_levels
 
 # What the runtime says of each cause, whatever its own class for the error.
@@ -33,9 +34,14 @@ def new_options() -> Any:
 
 
 def open_session(
-    model: bytes | Path, options: Any, source: str, hint: str = INVALID, levels: Sequence[str] = LEVELS
+    model: bytes | Path,
+    options: Any,
+    source: str,
+    hint: str = INVALID,
+    levels: Sequence[str] = LEVELS,
+    provider: str = CPU,
 ) -> Any:
-    """A session on the CPU, at the first of these levels of optimization that works; says so where it is a lower one.
+    """A session, at the first of these levels of optimization that works; says so where it is a lower one.
 
     The hint is for a model that is at fault itself.
     """
@@ -45,12 +51,13 @@ def open_session(
     for level in levels:
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
         try:
-            session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(content, options, providers=providers_for(provider))
         except Exception as error:  # the runtime's exceptions share no base class but this one
             first = first or error
             if is_memory(error):
                 break
             continue
+        _check_provider(session, provider)
         if first is not None:
             tell_level(source, level, first_line(first))
         return session
@@ -58,6 +65,15 @@ def open_session(
     raise ModelError(
         f"onnxruntime {ort.__version__} cannot load {source}: {first_line(first)}.", hint_for(first, hint)
     ) from first
+
+
+def _check_provider(session: Any, provider: str) -> None:
+    """Fails where onnxruntime went on without the provider, of which it only logs that it cannot be started."""
+    if providers_for(provider)[0] not in session.get_providers():
+        raise RecipeError(
+            f"`provider={provider!r}` is installed, but onnxruntime cannot start it here.",
+            "Check its drivers and libraries, or leave `provider` out.",
+        )
 
 
 def safe_levels(model: onnx.ModelProto, source: str) -> Sequence[str]:

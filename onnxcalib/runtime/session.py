@@ -16,7 +16,9 @@ from onnxcalib.data import Dataset
 from onnxcalib.errors import ModelError, first_line
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.io import PROTOBUF_LIMIT, serialized, write_model
+from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.runtime.opening import MEMORY, UNSUPPORTED, failed, new_options, open_session, safe_levels
+from onnxcalib.runtime.providers import CPU, chosen
 from onnxcalib.runtime.trial import LEVELS, is_risky, try_levels
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -27,10 +29,11 @@ LARGEST_BATCH = 64
 
 
 class Session:
-    """A model ready to run on the CPU.
+    """A model ready to run, by the provider that was chosen for the call, or by the one that is named.
 
     A pool of memory halves the time of a run with large tensors, and goes with the session; one that is kept beside
     many others should have none. Of the levels of optimization the first that works is taken; None: all that are safe.
+    So many threads share a run, 0: one a core; a job that may run anywhere has one, as sums can depend on their number.
     """
 
     def __init__(
@@ -41,9 +44,15 @@ class Session:
         *,
         pool: bool = True,
         levels: Sequence[str] | None = None,
+        threads: int = 0,
+        provider: str | None = None,
     ) -> None:
         options = new_options()
+        provider = provider or chosen()
+        if provider != CPU:
+            options.enable_mem_pattern = False  # DirectML takes no other, and shapes that vary gain nothing by it
         options.enable_cpu_mem_arena = pool
+        options.intra_op_num_threads = threads
         # Threads that spin between runs would take the cores from other sessions, and from what is made of a result.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         import onnxruntime as ort
@@ -51,27 +60,36 @@ class Session:
         # In the order of the file: by default what measures a tensor runs last, and all of them wait for it in memory.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         self.source, self.outputs = source, [value.name for value in model.graph.output]
+        self._passed: list[str] = []
         if not self.outputs:  # every tensor that is asked for is an input, and the runtime takes no such model
             return
         index = GraphIndex(model.graph)
+        # Providers other than the CPU may fail on an output that is an input: it is handed over here.
+        self._passed += [name for name in self.outputs if name in index.inputs] if provider != CPU else []
+        if self._passed:
+            self.outputs = [name for name in self.outputs if name not in self._passed]
+            model = with_outputs(model, self.outputs)
+            if not self.outputs:
+                return
         # What no node computes from an input is the runtime's or the caller's memory, and goes when these let go of it.
         self._borrowed = set(self.outputs) - (index.downstream(index.inputs)[0] - index.inputs)
         levels = levels or safe_levels(model, source)
         if model.ByteSize() < limit:
-            self._session = open_session(serialized(model), options, source, levels=levels)
+            self._session = open_session(serialized(model), options, source, levels=levels, provider=provider)
         else:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "model.onnx"
                 write_model(model, path, limit)
-                self._session = open_session(path, options, source, levels=levels)
+                self._session = open_session(path, options, source, levels=levels, provider=provider)
 
     def run(self, feed: Tensors) -> Tensors:
         """All outputs for one feed."""
+        passed = {name: feed[name].copy() for name in self._passed}
         if not self.outputs:
-            return {}
+            return passed
         try:
             outputs = dict(zip(self.outputs, self._session.run(None, feed), strict=True))
-            return outputs | {name: copy.copy(outputs[name]) for name in self._borrowed}
+            return outputs | passed | {name: copy.copy(outputs[name]) for name in self._borrowed}
         except Exception as error:
             hint = "Check that the data has the shapes the model was exported for."
             raise failed(f"running {self.source}", error, hint) from error
@@ -99,7 +117,7 @@ def samples_in(feed: Tensors, data: Dataset) -> int:
 
 
 def refusal(model: onnx.ModelProto, source: str) -> str | None:
-    """Why onnxruntime loads a model unoptimized, but not at full optimization; None if it does.
+    """Why onnxruntime, on its CPU, loads a model unoptimized, but not at full optimization; None if it does.
 
     Raises a ModelError where it loads neither, unless this runtime is just older than the file.
     """
@@ -109,10 +127,10 @@ def refusal(model: onnx.ModelProto, source: str) -> str | None:
             _check_loadable(source, why)
         return None if level in (LEVELS[0], None) else first_line(RuntimeError(why))
     try:
-        Session(model, levels=LEVELS[:1])
+        Session(model, levels=LEVELS[:1], provider=CPU)
     except ModelError as error:
         try:
-            Session(model, levels=LEVELS[-1:])
+            Session(model, levels=LEVELS[-1:], provider=CPU)
         except ModelError as again:  # not for the optimizer's sake
             _check_loadable(source, again.message)
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,11 @@ from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bit
 
 Choices = Mapping[str, Precision]
 MENU = (W4A4, W4A8, BASE)
+
+
+def asking(*scores: Callable[[Choices], float]) -> tuple[Callable[[Any], list[float]], int]:
+    """What answers by one function for each set of samples."""
+    return lambda questions: [scores[part](choices) for part, choices in questions], len(scores)
 
 
 def rough_truth(table: SensitivityTable, seed: int) -> Callable[[Choices], float]:
@@ -61,7 +67,7 @@ def test_limits_hold_and_nothing_known_is_better(seed: int) -> None:
         seen.append(dict(choices))
         return first(choices)
 
-    taken, losses, least, models = rerank(table, [limit], pins, optimum, [counted, second], lambda _: True)
+    taken, losses, least, models = rerank(table, [limit], pins, optimum, *asking(counted, second), lambda _: True)
     for choices in seen:
         sizes = [row.costs["size"][choices[row.layer]] for row in table.layers]
         assert math.fsum([table.fixed["size"], *sizes]) <= limit.value
@@ -75,7 +81,7 @@ def test_limits_hold_and_nothing_known_is_better(seed: int) -> None:
         assert least <= losses[allocation.method]
     assert least == pytest.approx((first(taken.choices) + second(taken.choices)) / 2)
     assert taken.costs["size"] <= limit.value
-    again = rerank(table, [limit], pins, optimum, [first, second], lambda _: True)
+    again = rerank(table, [limit], pins, optimum, *asking(first, second), lambda _: True)
     assert again == (taken, losses, least, models)
 
 
@@ -95,7 +101,7 @@ def test_a_rival_of_the_program_is_found() -> None:
     def reference(choices: Choices) -> float:
         return sum({"a": 5.0, "b": 1.0, "c": 1.0, "d": 9.0}[layer] for layer, it in choices.items() if it == W4A8)
 
-    taken, losses, least, models = rerank(table, [limit], {}, optimum, [reference], lambda _: True)
+    taken, losses, least, models = rerank(table, [limit], {}, optimum, *asking(reference), lambda _: True)
     assert {layer for layer, it in taken.choices.items() if it == W4A8} == {"b", "c"}
     assert (least, losses[optimum.method]) == (2.0, 6.0)
     assert models > 3
@@ -108,7 +114,7 @@ def test_a_rival_of_the_program_is_found() -> None:
 def test_the_optimum_stays_where_nothing_is_better() -> None:
     table, limit = four_layers(), Limit("size", 24000.0)
     optimum = minimise_loss(table, [limit])
-    taken, losses, least, _ = rerank(table, [limit], {}, optimum, [lambda _: 0.25], lambda _: True)
+    taken, losses, least, _ = rerank(table, [limit], {}, optimum, *asking(lambda _: 0.25), lambda _: True)
     assert taken is optimum
     assert least == losses["integer program"] == 0.25
 
@@ -122,7 +128,7 @@ def reranked_at(table: SensitivityTable, asked: Recipe, measure: Callable[[Choic
         return sum({"a": 5.0, "b": 1.0, "c": 1.0, "d": 9.0}[layer] for layer, it in choices.items() if it == W4A8)
 
     request = Request.of(table, asked)
-    return reranked(table, request, assign(table, request, measure), measure, [mixup_scores])
+    return reranked(table, request, assign(table, request, measure), measure, *asking(mixup_scores))
 
 
 def test_a_loss_budget_is_kept_by_what_is_taken_and_the_size_too() -> None:
@@ -148,7 +154,7 @@ def test_where_no_layer_is_lowered_nothing_is_measured() -> None:
     asked = recipe(compression=1.0)
     request = Request.of(table, asked)
     assigned = assign(table, request, lambda _: 1.0)
-    found = reranked(table, request, assigned, lambda _: 1.0, [lambda _: pytest.fail("asked")])
+    found = reranked(table, request, assigned, lambda _: 1.0, *asking(lambda _: pytest.fail("asked")))
     assert found.reranking is None
     assert set(found.allocation.choices.values()) == {BASE}
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.data import Dataset
+from onnxcalib.data import Dataset, Feed
 from onnxcalib.errors import OutputError
 from onnxcalib.model.subgraph import upstream
 from onnxcalib.numerics.quant_params import QuantParams, fake_quantize
-from onnxcalib.runtime.session import Session, samples_in
+from onnxcalib.runtime.session import Session, Tensors, samples_in
+from onnxcalib.runtime.threads import ahead, default_workers
 
 FloatArray = npt.NDArray[np.float32]
 
 BATCH = 16
+PIECE = 1 << 16
+# Batches that are run side by side, each by one thread, take this at most: tensors come out the same on any machine.
+AHEAD_BYTES = 256 * 2**20
 
 
 class DiskActivations:
@@ -46,7 +51,7 @@ class DiskActivations:
         self.shape = shape
         self.samples += samples
         flat = np.ascontiguousarray(rows, np.float32).reshape(-1)
-        self._squares += float(np.dot(flat, flat))
+        self._squares += _squared(flat)
         # A large model has more tensors than a process may hold files open.
         try:
             with self.path.open("ab") as file:
@@ -79,6 +84,12 @@ class DiskActivations:
         self.path.unlink(missing_ok=True)
 
 
+def _squared(flat: FloatArray) -> float:
+    """The sum of squares; a BLAS would give another in its last bits for another number of threads."""
+    pieces = (flat[start : start + PIECE] for start in range(0, flat.size, PIECE))
+    return sum(float(np.einsum("i,i->", piece, piece, dtype=np.float64)) for piece in pieces)
+
+
 def capture(
     model: onnx.ModelProto,
     names: Sequence[str],
@@ -91,18 +102,35 @@ def capture(
     given = {value.name for value in model.graph.input}
     made = [name for name in dict.fromkeys(names) if name not in given]
     part, reads = upstream(model, made, known)
-    session = Session(part) if made else None
+    session = Session(part, threads=1) if made else None
     activations = {name: DiskActivations(folder / f"{place}.bin") for place, name in enumerate(dict.fromkeys(names))}
-    done = 0
-    for feed in data.batches(BATCH):
-        samples = samples_in(feed, data)
-        chosen = range(done, done + samples)
-        done += samples
-        tensors = dict(feed)
-        if session is not None:
-            tensors |= session.run({name: known[name].read(chosen) if name in known else feed[name] for name in reads})
+
+    def run(given: tuple[range, Feed]) -> tuple[int, Tensors]:
+        chosen, feed = given
+        if session is None:
+            return len(chosen), feed
+        read = {name: known[name].read(chosen) if name in known else feed[name] for name in reads}
+        return len(chosen), feed | session.run(read)
+
+    batches = _numbered(data)
+    for samples, tensors in itertools.chain(first := [run(next(batches))], ahead(run, batches, _at_once(first[0][1]))):
         for name in list(activations):
             rows = fake_quantize(tensors[name], qparams[name]) if name in qparams else tensors[name]
             if not activations[name].append(rows, samples):
                 activations.pop(name).close()
     return activations
+
+
+def _numbered(data: Dataset) -> Iterator[tuple[range, Feed]]:
+    """The numbers of the samples of each feed, and the feed."""
+    done = 0
+    for feed in data.batches(BATCH):
+        samples = samples_in(feed, data)
+        yield range(done, done + samples), feed
+        done += samples
+
+
+def _at_once(tensors: Tensors) -> int:
+    """How many batches such as this may be held."""
+    held = sum(value.nbytes for value in tensors.values() if isinstance(value, np.ndarray))
+    return int(np.clip(AHEAD_BYTES // max(held, 1), 1, default_workers()))

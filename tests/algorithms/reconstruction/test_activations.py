@@ -118,9 +118,9 @@ def test_only_what_makes_the_tensors_runs(tmp_path: Path, monkeypatch: pytest.Mo
     opened = []
 
     class Watched(stage.Session):
-        def __init__(self, proto) -> None:
+        def __init__(self, proto, **options) -> None:
             opened.append([node.name for node in proto.graph.node])
-            super().__init__(proto)
+            super().__init__(proto, **options)
 
     monkeypatch.setattr(stage, "Session", Watched)
     capture(model.proto, ["r1"], data_for(model, feed_for(model.proto, 3)), tmp_path)

@@ -274,7 +274,7 @@ def test_a_layer_without_gradient_keeps_its_start(monkeypatch: pytest.MonkeyPatc
     assert transposed.layers["two"] is not plan.layers["two"]
     (skip_reason,) = skip_reasons
     assert "Tanh node 'act'" in skip_reason
-    strict = replace(layers, strict=True)
+    strict = replace(layers, trainer=replace(layers.trainer, strict=True))
     for train in (lambda: strict.parallel(candidates), lambda: strict.sequential(plan)):
         with refused(NoGradientError, "Tanh node 'act'") as caught:
             train()
