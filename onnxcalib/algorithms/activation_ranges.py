@@ -22,7 +22,7 @@ from onnxcalib.runtime.session import Session, Tensors
 
 # Of the loss at hand, that a tensor must save: so many times its share among all of them, within limits.
 STANDS_OUT, LIMITS = 3.0, (0.1, 0.5)
-ENOUGH = 0.5  # of what floats would save, with which a range found at run time is taken
+NEAR = 1.25  # times the loss with floats, up to which a range found at run time is taken instead
 MOST_FLOAT = 0.25  # of the tensors
 VAIN = 2  # tensors that saved too little, one after the other, after which the search ends
 
@@ -70,10 +70,10 @@ class RangeSearch:
         """One more tensor dynamic or float; None where it saves too little."""
         dynamic = self._measured(plan, replace(found, dynamic=(*found.dynamic, name)))
         floats = self._measured(plan, replace(found, floats=(*found.floats, name)))
-        saved, at_most, needed = found.after - dynamic.after, found.after - floats.after, least * found.after
-        if may_stay and at_most >= needed and saved < ENOUGH * at_most:
+        most = (1 - least) * found.after
+        if may_stay and floats.after <= most and dynamic.after > NEAR * floats.after:
             return floats
-        return dynamic if saved >= needed else None
+        return dynamic if dynamic.after <= most else None
 
     def _measured(self, plan: QuantPlan, found: ChosenRanges) -> ChosenRanges:
         return replace(found, after=self._loss(plan.reading(found.dynamic, found.floats)))
