@@ -60,6 +60,9 @@ def as_dequantizers(graph: onnx.GraphProto, is_integer: Callable[[str], bool]) -
             continue
         spread = found.spread
         axis = next((place for place, size in enumerate(scale.shape) if size > 1), None)
+        stored = index.initializers.get(found.codes)
+        if axis is not None and stored is not None:
+            axis += len(stored.dims) - scale.ndim  # a vector of scales belongs to the last axis
         axis = axis if spread is None else attributes(spread).get("axis", 0)
         block, shape = (None, None) if spread is None else (_block(index, spread), scale.shape)
         inputs = [found.codes, _stored(graph, used, f"{node.output[0]}_scale", scale, axis, shape)]

@@ -90,17 +90,28 @@ class _Writer:
             return []
         quantized, factors = _factored(constant)
         content = _content(quantized)
-        scale = numpy_helper.from_array(factors, self._fresh(name, "scale"))
         if content not in codes:
             codes[content] = self._fresh(name, "codes")
             tensor.CopyFrom(numpy_helper.from_array(quantized, codes[content]))
-        graph.initializer.append(scale)
+        scale = self._scale(graph, name, constant, factors)
         if qparams.block is not None:
-            return self._blocks(graph, codes[content], scale.name, name, constant.quantized.shape)
-        self._look_up(graph, name, codes[content], scale.name, qparams.axis)
+            return self._blocks(graph, codes[content], scale, name, constant.quantized.shape)
+        self._look_up(graph, name, codes[content], scale, qparams.axis)
         if not any(name in node.input for node in all_nodes(graph)):
             return []
-        return self._product(codes[content], scale.name, name)
+        return self._product(codes[content], scale, name)
+
+    def _scale(
+        self, graph: onnx.GraphProto, name: str, constant: StoredConstant, factors: npt.NDArray[np.float32]
+    ) -> str:
+        """The scales; those along the last axis may be a vector that a layer has of the same weight."""
+        last = factors.size > 1 and factors.shape[-1] == factors.size and "Gather" not in constant.op
+        vectors = [it for it in graph.initializer if list(it.dims) == [factors.size]] if last else []
+        for tensor in (it for it in vectors if it.data_type == TensorProto.FLOAT):
+            if np.array_equal(numpy_helper.to_array(tensor), factors.reshape(-1)):
+                return str(tensor.name)
+        graph.initializer.append(numpy_helper.from_array(factors, self._fresh(name, "scale")))
+        return str(graph.initializer[-1].name)
 
     def _as_nibbles(self, graph: onnx.GraphProto, tensor: onnx.TensorProto, constant: StoredConstant) -> None:
         """Two values a byte, those of the first and of the second half of a row; unpacked after they are looked up."""
