@@ -78,6 +78,8 @@ def understanding(source: str) -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """What a library's error says first, without a full stop; what it is called where it says nothing."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 

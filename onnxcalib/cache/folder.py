@@ -30,6 +30,8 @@ DIFFERENCES = {
 
 def check_run_directory(folder: Path) -> dict[str, Path]:
     """Fails now rather than at the first stage when a folder cannot be a run directory; says what it writes there."""
+    if "\0" in str(folder):
+        raise OutputError(f"the name of run directory {folder} holds a null character.", "Name another `run_dir`.")
     _before(folder)
     if not folder.parent.is_dir():
         raise OutputError(

@@ -52,6 +52,8 @@ class Preprocess:
             raise DataError(f"crop is {self.crop}.", "Give one positive number, or height and width.")
         if max(self.resize or 1, *(size or (1,))) > MOST_SIDE:
             raise DataError(f"resize is {self.resize} and crop is {self.crop}.", f"Give at most {MOST_SIDE} pixels.")
+        if self.resize is not None and self.resize < 1:
+            raise DataError(f"resize is {self.resize}.", "Give the pixels of the shorter side, 1 or more.")
         if self.resize is not None and self.resize < max(size or (1,)):
             hint = "The shorter side must be at least as long as the crop."
             raise DataError(f"resize is {self.resize} and crop is {self.crop}.", hint)

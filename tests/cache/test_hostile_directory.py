@@ -122,3 +122,8 @@ def test_a_damaged_description_is_told(text: str, tmp_path: Path, capsys: pytest
     one_error(err, tmp_path / "run.json")
     with refused(OutputError, tmp_path / "run.json"):
         quantized(tmp_path)
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="null"):
+        quantized(tmp_path / "a\0b")

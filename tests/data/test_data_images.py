@@ -66,6 +66,12 @@ def test_resize_and_centre_crop_keep_the_middle(tmp_path: Path) -> None:
     assert halved[0, 0].sum() == pytest.approx(255 * 16 / 4, rel=0.02)
 
 
+@pytest.mark.parametrize("pixels", [0, -1])
+def test_a_size_that_is_none_is_refused(pixels: int) -> None:
+    with pytest.raises(DataError, match=rf"resize is {pixels}\."):
+        Preprocess(resize=pixels)
+
+
 def test_the_default_resize_is_a_seventh_more_than_the_crop() -> None:
     assert Preprocess().fit(model(None, 3, 224, 224)[0]).resize == 256
     assert Preprocess(crop=(100, 224)).fit(model(None, 3, None, None)[0]).resize == 256
