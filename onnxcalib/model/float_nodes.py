@@ -68,11 +68,17 @@ def other_float_nodes(index: GraphIndex, node: onnx.NodeProto) -> list[FloatNode
     if node.op_type == "BatchNormalization":
         return [FloatNode(node.name, node.op_type, "no layer directly before it to fold it into", None, size)]
     table = index.initializers.get(node.input[0]) if node.op_type == "Gather" else None
-    if table is not None and table.data_type == onnx.TensorProto.FLOAT and math.prod(table.dims) >= LEAST_TABLE:
+    if table is not None and _is_table(table):
         return [FloatNode(node.name, node.op_type, LOOKED_UP, None, math.prod(table.dims), 0)]
     reason = f"inside a subgraph of {node.op_type} '{node.name}'"
     inner = [each for body in bodies(node) for each in all_nodes(body) if each.op_type in (*LAYER_OPS, *RECURRENT_OPS)]
     return [FloatNode(each.name or each.output[0], each.op_type, reason, node.name) for each in inner]
+
+
+def _is_table(tensor: onnx.TensorProto) -> bool:
+    """Whether rows of several floats are looked up in it; scales of rows are no table."""
+    several = math.prod(tensor.dims[1:]) > 1
+    return several and tensor.data_type == onnx.TensorProto.FLOAT and math.prod(tensor.dims) >= LEAST_TABLE
 
 
 def _parameters(index: GraphIndex, node: onnx.NodeProto) -> int:

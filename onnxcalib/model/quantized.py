@@ -96,9 +96,9 @@ def _read(model: onnx.ModelProto) -> QuantizedFile:
             floats.extend(other_float_nodes(index, node))
             continue
         weight = _weight_dequantizer(index, node)
-        if weight is None:
+        if weight is None and not _is_integer_product(index, node):
             floats.append(FloatNode(node.name, node.op_type, why_float(index, node) or LEFT_OUT))
-        else:
+        elif weight is not None:
             layers.append(_layer(index, node, weight, stored.get(weight.output[0], 0)))
     return QuantizedFile(proto, tuple(layers), tuple(floats))
 
@@ -125,6 +125,12 @@ def _is_dynamic(index: GraphIndex, node: onnx.NodeProto | None) -> bool:
     """Whether it dequantizes what was quantized on a grid that was found at run time."""
     maker = None if node is None or node.op_type != "DequantizeLinear" else index.producers.get(node.input[0])
     return maker is not None and maker.op_type == DYNAMIC_QUANTIZER
+
+
+def _is_integer_product(index: GraphIndex, node: onnx.NodeProto) -> bool:
+    """Whether both operands are computed and quantized, as those of attention are."""
+    makers = [index.producers.get(name) for name in node.input[:2]]
+    return all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers)
 
 
 def _weight_dequantizer(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:

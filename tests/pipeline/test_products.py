@@ -6,6 +6,7 @@ import pytest
 from models import UNOPTIMIZED, feed_for, run, transformer_block
 from onnxcalib import Recipe, quantize
 from onnxcalib.errors import RecipeError
+from onnxcalib.model.quantized import read_quantized
 from onnxcalib.pipeline.job import start
 
 
@@ -60,3 +61,11 @@ def test_the_file_computes_what_the_simulation_does() -> None:
     simulated = run(started.jobs[0].simulate(result.plan), feed, **UNOPTIMIZED)["y"]
     np.testing.assert_array_equal(run(result.model, feed, **UNOPTIMIZED)["y"], simulated)
     np.testing.assert_allclose(run(result.model, feed)["y"], simulated, atol=1e-5)
+
+
+def test_readers_of_the_file_count_products_as_integer() -> None:
+    model = transformer_block()
+    made = quantize(model, feed_for(model), Recipe(ranges="minmax")).model
+    assert read_quantized(made).floats == ()
+    left = quantize(model, feed_for(model), Recipe(ranges="minmax", exclude=["mix"])).model
+    assert [node.name for node in read_quantized(left).floats] == ["mix"]
