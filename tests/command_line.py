@@ -14,7 +14,7 @@ import pytest
 from models import conv_net, feed_for, run
 from onnxcalib.cli.main import main
 
-COMMAND = [sys.executable, "-m", "onnxcalib.cli.main"]
+COMMAND = [sys.executable, "-m", "onnxcalib"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 

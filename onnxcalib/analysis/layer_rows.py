@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxcalib.analysis.advice import advice
@@ -59,5 +59,9 @@ def with_advice(rows: Sequence[ReportData], recipe: Recipe) -> None:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinity."""
+    """JSON has no infinity: None in its place, in all that the value holds."""
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

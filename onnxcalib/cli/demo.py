@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -12,14 +13,15 @@ import onnxcalib
 from onnxcalib.analysis.evaluate import evaluate
 from onnxcalib.cli.options import FILE, console, with_runtime
 from onnxcalib.cli.tables import evaluation_table
-from onnxcalib.cli.watch import watching
+from onnxcalib.cli.watch import Watch, watching
 from onnxcalib.errors import ModelError, OutputError
 from onnxcalib.pipeline.pipelines import quantize
+from onnxcalib.progress import Event
 from onnxcalib.recipe import Pipeline, Precision, Recipe, parse_bits
 from onnxcalib.reports.write import write_report
 
 MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz"
-STEPS = 40  # a layer: fewer than by default, for nobody likes to wait for a demo
+STEPS = 30  # a layer: fewer than by default, for nobody likes to wait for a demo
 RECIPES = {
     "w8a8_plain": Recipe(),
     "w4a4_plain": Recipe(bits=(Precision(4, 4),), edge_bits=8),
@@ -46,7 +48,8 @@ def demo(out: Path) -> None:
     report = out / "report.html" if importlib.util.find_spec("matplotlib") else None
     written: list[str | Path] = [folder / MODEL]
     # One run directory for all: what two recipes have in common is computed once.
-    with watching() as progress, tempfile.TemporaryDirectory(prefix="onnxcalib-") as run:
+    with watching() as watch, tempfile.TemporaryDirectory(prefix="onnxcalib-") as run:
+        progress = _Afresh(watch)
         for name, recipe in RECIPES.items():
             path = out / f"{name}.onnx"
             result = quantize(
@@ -59,6 +62,20 @@ def demo(out: Path) -> None:
         rows = evaluate(written, folder / TEST, folder / MODEL, progress=progress)
     console().print(evaluation_table(rows))
     console().print(f"report: {report or 'none without matplotlib; type pip install onnxcalib[report]'}")
+
+
+@dataclass(frozen=True)
+class _Afresh:
+    """Shows what happens, but not that something was done before: nothing was interrupted here."""
+
+    watch: Watch
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self.watch(stage, done, total)
+
+    def event(self, event: Event) -> None:
+        if event.name != "resumed":
+            self.watch.event(event)
 
 
 def find_models() -> Path:

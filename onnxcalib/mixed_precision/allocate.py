@@ -239,7 +239,7 @@ def _unreachable(table: SensitivityTable, space: SearchSpace, constraints: Seque
             low = _least(space, constraint.metric, [])
         if low is not None:
             lows.append((constraint, low))
-    hint = "Raise the limit, offer lower bits, or pin fewer layers."
+    hint = "Raise the limit, offer lower bits, or override fewer layers."
     if broken:
         said = [
             f"no assignment reaches {_stated(it)}; the least reachable is {_shown(table, it, low)}" for it, low in lows

@@ -19,7 +19,7 @@ from onnxcalib.mixed_precision.request import Request, naming_layers
 from onnxcalib.mixed_precision.table_files import as_dict
 from onnxcalib.model.io import file_bytes, load
 from onnxcalib.model.quantized import bytes_by_kind
-from onnxcalib.pipeline.result import Result
+from onnxcalib.pipeline.result import AccuracyBudget, Result
 from onnxcalib.recipe import Recipe, write_recipe
 from onnxcalib.runtime.installed import find_runtime, version_of
 
@@ -58,12 +58,20 @@ def constant_rows(result: Result) -> list[ReportData]:
     return [it.told for it in result.plan.constants.values()]
 
 
-def outcome(rows: Sequence[Evaluation], source: str, own: bool) -> ReportData:
+def outcome(rows: Sequence[Evaluation], source: str, own: bool, budget: AccuracyBudget | None = None) -> ReportData:
     """Float and quantized, measured on the same samples; own: those that calibrated the model."""
     before, after = (evaluation(row) for row in rows)
     for each in (before, after):  # relative to the time that is shown beside it
         each["latency_ratio"] = each["latency_ms"] / before["latency_ms"]
-    return {"data": source, "calibrated_on_it": own, "float": before, "quantized": after}
+    proven = None if budget is None else _proven(budget)
+    return {"data": source, "calibrated_on_it": own, "float": before, "quantized": after, "budget": proven}
+
+
+def _proven(budget: AccuracyBudget) -> ReportData:
+    """What an accuracy budget came to on samples held out."""
+    drop = budget.proof
+    found = {"metric": budget.metric, "most": budget.most, "drop": drop.value, "before": drop.before}
+    return {**found, "after": drop.after, "samples": drop.samples, "chance": drop.chance_above(budget.most)}
 
 
 def evaluation(row: Evaluation) -> ReportData:

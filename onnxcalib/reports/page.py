@@ -94,6 +94,17 @@ def _outcome(report: ReportData) -> str:
     return (
         f"<p>Asked: {text(asked)}. Judged by: {text(report['judged_by'])}.{equal}</p><div class=cards>{shown}</div>"
         f"<p class=muted>Measured on {text(out['data'])}, {after['samples']:,} samples.{own}</p>"
+        + _budget(out.get("budget"))  # older reports have none
+    )
+
+
+def _budget(proven: ReportData | None) -> str:
+    if proven is None:
+        return ""
+    return (
+        f"<p>Accuracy budget: {text(proven['metric'])} fell from {proven['before']:.4g} to {proven['after']:.4g} on "
+        f"{proven['samples']:,} samples held out, a drop of {proven['drop']:.4g} for the {proven['most']:g} allowed; "
+        f"other samples lose more than that with a chance of {100 * proven['chance']:.0f} %.</p>"
     )
 
 

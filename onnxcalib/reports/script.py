@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from onnxcalib.analysis.layer_rows import finite
+
 STYLE = """
 th.sorts { cursor: pointer; user-select: none; } th.sorts:focus-visible { outline: 2px solid var(--first); }
 th[aria-sort=ascending]::after { content: " \\2191"; } th[aria-sort=descending]::after { content: " \\2193"; }
@@ -94,5 +96,10 @@ if (held) {
 
 def embedded(data: Any) -> str:
     """Data for the script, in a form that ends no element whatever names it holds."""
-    text = json.dumps(data, allow_nan=False).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    text = (
+        json.dumps(finite(data), allow_nan=False)
+        .replace("&", "\\u0026")
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+    )
     return f'<script type="application/json" id="chooser-data">{text}</script>'

@@ -12,7 +12,7 @@ import onnx
 from onnxcalib.analysis.diagnose import diagnose
 from onnxcalib.analysis.evaluate import evaluate_files
 from onnxcalib.analysis.histograms import layer_histograms
-from onnxcalib.analysis.layer_rows import ReportData, layer_rows, with_advice, worst_rows
+from onnxcalib.analysis.layer_rows import ReportData, finite, layer_rows, with_advice, worst_rows
 from onnxcalib.analysis.network import blocks
 from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
 from onnxcalib.errors import OutputError
@@ -93,7 +93,7 @@ def publish(found: ReportData, path: Path) -> None:
     for picture in pictures.values():
         _write(folder / f"{picture.name}.svg", picture.svg.encode())
         _write(folder / f"{picture.name}.png", picture.png)
-    _write(path.with_suffix(".json"), f"{json.dumps(found, indent=1, allow_nan=False)}\n".encode())
+    _write(path.with_suffix(".json"), f"{json.dumps(finite(found), indent=1, allow_nan=False)}\n".encode())
     _write(path, page(found, pictures).encode())
 
 
@@ -114,7 +114,7 @@ def _gather(
         "asked": collect.asked(result.recipe),
         "judged_by": result.judged_by,
         "equalized": equalization_in_words(result.model),
-        "outcome": collect.outcome(evaluations, measured_on.source, own=test is None),
+        "outcome": collect.outcome(evaluations, measured_on.source, test is None, result.budget),
         "layers": rows,
         "network": blocks(prepared, listed),
         "loss": {"whole": diagnosis.loss, "samples": diagnosis.samples},

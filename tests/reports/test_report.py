@@ -31,7 +31,7 @@ from onnxcalib.reports import plots
 from onnxcalib.reports.figures import bits
 from onnxcalib.reports.names import LONGEST, MOST, label_layers, short
 from onnxcalib.reports.svg import finish
-from onnxcalib.reports.write import check_report
+from onnxcalib.reports.write import check_report, publish
 from onnxcalib.targets import find_target
 
 SECTIONS = (
@@ -103,6 +103,27 @@ def test_the_page_stands_alone_and_has_every_section(mixed: Path) -> None:
     assert all(name.startswith("#") and name[1:] in page.ids for name in page.resources)
     assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(page.ids)
     assert "prefers-color-scheme: dark" in text
+
+
+def test_an_accuracy_budget_is_told_with_its_proof(tmp_path: Path) -> None:
+    folder, path = case_in(tmp_path, 16, 24), tmp_path / "report.html"
+    recipe = Recipe(Pipeline.LIGHT, "w3a4,w8a8", ranges=RangeMethod.MINMAX, max_drop=90.0)
+    result = quantize(folder / "model.onnx", folder / "test.npz", recipe)
+    write_report(result, folder / "model.onnx", folder / "test.npz", path)
+    assert result.budget is not None
+    told = numbers_of(path)["outcome"]["budget"]
+    assert (told["drop"], told["samples"], told["most"]) == (result.budget.proof.value, 12, 90.0)
+    names(Page(path.read_text(encoding="utf-8")).text, "Accuracy budget", "top1", "12 samples", "90 allowed")
+
+
+def test_numbers_that_are_none_are_written_as_such(mixed: Path, tmp_path: Path) -> None:
+    found = numbers_of(mixed)
+    found["loss"]["whole"] = float("nan")
+    found["curve"][0]["loss"] = float("inf")
+    publish(found, tmp_path / "again.html")
+    again = numbers_of(tmp_path / "again.html")
+    assert (again["loss"]["whole"], again["curve"][0]["loss"]) == (None, None)
+    assert Page((tmp_path / "again.html").read_text(encoding="utf-8")).open == []
 
 
 def test_figures_follow_the_theme_and_are_never_empty(mixed: Path) -> None:

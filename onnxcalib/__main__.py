@@ -1,0 +1,5 @@
+"""python -m onnxcalib is the command onnxcalib."""
+
+from onnxcalib.cli.main import main
+
+main()
