@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from onnxcalib.algorithms.narrow_tables import NARROW, narrowed
 from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.algorithms.tied import tied_layers
 from onnxcalib.data import Dataset, first
 from onnxcalib.data.absent import is_absent
 from onnxcalib.model.io import copied
@@ -65,7 +66,9 @@ def store(
     found = candidates(model, layers, target, wanted)
     constants = _safe(model, found, data)
     if bits <= NARROW.bits and constants and not is_absent(data):
-        constants = narrowed(constants, large_constants(model.proto.graph), target, _worst(model, data))
+        shared = _shared(model, layers, constants.values()) if target.float_activations else ()
+        large = large_constants(model.proto.graph)
+        constants = narrowed(constants, large, target, _worst(model, data), shared)
     return _with(model, constants), list(constants.values())
 
 
@@ -76,6 +79,11 @@ def store_wide(
     found = {place: it.constant for place, it in candidates(model, layers, target, wanted).items()}
     constants = _at_sixteen_bits(model, found)
     return _with(model, constants), list(constants.values())
+
+
+def _shared(model: Model, layers: Sequence[Layer], constants: Iterable[StoredConstant]) -> set[str]:
+    """Tables whose codes a layer takes too: at four bits they would be stored twice."""
+    return {it.name for it in constants if tied_layers(model, layers, [it])}
 
 
 def candidates(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from onnx import numpy_helper
@@ -22,18 +22,22 @@ Constants = Mapping[int, StoredConstant]
 
 
 def narrowed(
-    constants: Constants, large: Iterable[LargeConstant], target: Target, worst: Callable[[Constants], float]
+    constants: Constants,
+    large: Iterable[LargeConstant],
+    target: Target,
+    worst: Callable[[Constants], float],
+    shared: Collection[str] = (),
 ) -> dict[int, StoredConstant]:
     """The constants with tables at four bits, as many of them, the largest first, as the outputs bear.
 
-    Worst tells the signal to noise of the outputs with some constants rounded.
+    Worst tells the signal to noise of the outputs with some constants rounded; shared tables stay as they are.
     """
     if NARROW.bits not in target.table_bits:
         return dict(constants)
     found = {
         place: _at_four_bits(it, constants[place])
         for place, it in enumerate(large)
-        if place in constants and constants[place].qparams.bits == 8 and is_table(it)
+        if place in constants and constants[place].qparams.bits == 8 and is_table(it) and it.tensor.name not in shared
     }
     if found and worst({**constants, **found}) >= NARROW_OUTPUT_DB:
         return {**constants, **found}

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxcalib.algorithms.calibration import Statistics
+from onnxcalib.algorithms.tied import SHARED_BITS, Tied
 from onnxcalib.model.layers import Layer, weights_of
 from onnxcalib.model.placement import InsertionPoints, QuantizedTensor
 from onnxcalib.model.prepare import Model
@@ -55,6 +56,7 @@ class Rounding:
     statistics: Statistics
     target: Target
     overrides: Mapping[str, Override] = field(default_factory=dict)  # by layer
+    tied: Mapping[str, Tied] = field(default_factory=dict)  # by layer: the codes of a table that holds its weight too
     _activations: dict[tuple[str, int, RangeMethod], QuantParams] = field(default_factory=dict)
     _weights: dict[tuple[str, QuantScheme, int | None, int | None, RangeMethod], _Rounded] = field(default_factory=dict)
 
@@ -129,6 +131,8 @@ class Rounding:
 
     def _weight(self, layer: Layer, bits: int, ranges: Ranges) -> _Rounded:
         """A weight on its own grid; layers may share it."""
+        if bits == SHARED_BITS and layer.name in self.tied:
+            return _Rounded(self.tied[layer.name].qparams, self.tied[layer.name].quantized)
         own, axis = self._own(layer), self._axis(layer)
         scheme, block = self.target.weight_scheme(bits), ranges.block if layer.has_sums else None
         if own.symmetric is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from onnxcalib.algorithms.layer_matrix import LayerMatrix
 from onnxcalib.algorithms.second_order import Reading, RoundedLayer, Rounder
+from onnxcalib.algorithms.tied import SHARED_BITS
 from onnxcalib.data.padding import positions_that_count
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.subgraph import upstream
@@ -34,6 +35,8 @@ class CandidateRounder:
         keys = [(layer.name, precision) for layer in layers for precision in candidates.layers[layer.name]]
         cached: list[RoundedLayer | None] = checkpoint.found([(name, str(precision)) for name, precision in keys])
         found = {key: each for key, each in zip(keys, cached, strict=True) if each is not None}
+        tied = [key for key in keys if key[0] in self.rounder.tied and key[1].weight == SHARED_BITS]
+        found |= dict.fromkeys(tied, RoundedLayer(None))
         index = GraphIndex(self.rounder.model.proto.graph)
         plan = candidates.stitch({name: max(choices) for name, choices in candidates.layers.items()})
         missing = {name for name, precision in keys if (name, precision) not in found}
@@ -42,7 +45,8 @@ class CandidateRounder:
             readings = self._readings(plan, some)
             for matrix in some:
                 name, reading = matrix.layer.name, readings[matrix.layer.input]
-                for precision, start in candidates.layers[name].items():
+                todo = ((it, start) for it, start in candidates.layers[name].items() if (name, it) not in found)
+                for precision, start in todo:
                     own = replace(plan, layers={name: start})
                     rounded = self.rounder.rounded(index, matrix, reading.moments.get(matrix.reads), own, 0.0)
                     found[name, precision] = rounded

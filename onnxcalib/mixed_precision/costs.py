@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxcalib.algorithms.rounding import CandidatePrecisions
+from onnxcalib.algorithms.tied import SHARED_BITS
 from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable
 from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.layers import Layer
@@ -29,6 +30,7 @@ class Problem:
     candidate_precisions: CandidatePrecisions
     base: Precision
     constants: Sequence[StoredConstant] = ()  # what else is stored as integers
+    tied: Collection[str] = ()  # layers that at eight bits have the codes of one of these
 
     def each(self, cost: Callable[[Layer, Precision], float]) -> dict[str, dict[Precision, float]]:
         """A cost of every layer at each of its choices."""
@@ -85,13 +87,23 @@ def _size(problem: Problem) -> _Cost:
     file = write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ))
     written = constant_bytes(store_constants(file, problem.constants)[0] if problem.constants else file)
     layers = problem.each(
-        lambda layer, choice: stored_bytes(layer.weight_shape, choice.weight, storage_of(problem.target, choice.weight))
+        lambda layer, choice: (
+            0
+            if layer.name in problem.tied and choice.weight == SHARED_BITS
+            else stored_bytes(layer.weight_shape, choice.weight, storage_of(problem.target, choice.weight))
+        )
     )
     fixed = written - sum(sizes[problem.base] for sizes in layers.values())
     asked = {choice.weight for choices in problem.candidate_precisions.values() for choice in choices}
     widths = {bits for bits in asked if bits < 8 and storage_of(problem.target, bits) is Storage.BIT_PLANES}
     shared = shared_plane_bytes(widths) + (_block_places(problem) if widths else 0)
-    return _Cost(layers, fixed + shared + _new_biases(problem), float(constant_bytes(problem.model.proto)))
+    return _Cost(layers, fixed + shared + _new_biases(problem), _float_bytes(problem.model))
+
+
+def _float_bytes(model: Model) -> float:
+    """Of the constants of the float file, which has those once that preparing it has written twice."""
+    own = constant_bytes(model.proto)
+    return float(min(own, model.given_bytes or own))
 
 
 def _block_places(problem: Problem) -> int:

@@ -45,6 +45,7 @@ def can_be_smoothed(job: Job) -> bool:
 def _sites(job: Job) -> list[Site]:
     """Those that touch nothing that is stored as integers beside layers."""
     stored = {constant.name for constant in job.constants}
+    stored |= {layer.weight for layer in job.layers if layer.name in job.tied}
     return [site for site in find_sites(job.model, job.layers) if stored.isdisjoint(_touched(site))]
 
 

@@ -12,6 +12,7 @@ import onnx
 from onnxcalib.algorithms.constants import store
 from onnxcalib.algorithms.sizes import with_measured_macs
 from onnxcalib.algorithms.teacher import Loss, check_loss
+from onnxcalib.algorithms.tied import Tied, tied_layers
 from onnxcalib.cache.codec import digest
 from onnxcalib.cache.run_directory import RunDirectory
 from onnxcalib.data import Dataset, Preprocess, open_data, shuffled, split
@@ -72,6 +73,7 @@ class Job:
     metric: Metric | None = None  # what the user judges by, where the recipe asks for it
     products: tuple[Product, ...] = ()  # of attention, whose operands are quantized
     proof: Dataset | None = None  # labelled samples that no stage sees, to prove what was promised
+    tied: Mapping[str, Tied] = field(default_factory=dict)  # by layer that shares a table: its codes
 
     @property
     def loss(self) -> Loss:
@@ -164,7 +166,8 @@ def start(
             multiplied |= {product.name for product in products}
             points = insertion_points(graph.model, layers, target, own, products, recipe.activations.mode)
             job = Job(rounded, layers, points, target, fed, named, progress, graph.branch, own_workers, tuple(found))
-            jobs.append(replace(job, overrides=own, metric=judge, proof=proof, products=products))
+            tied = _tied(job, own) if recipe.weight_only else {}
+            jobs.append(replace(job, overrides=own, metric=judge, proof=proof, products=products, tied=tied))
     if not jobs:
         raise ModelError(
             f"the calibration data never takes the branches of {prepared.source} that hold its layers.",
@@ -172,6 +175,13 @@ def start(
         )
     listed = told_float(_without_untaken(listed, chosen, jobs), multiplied, target, recipe.activations.mode)
     return Start(whole, listed, tuple(jobs), recipe, given, tuple(constants))
+
+
+def _tied(job: Job, overrides: Mapping[str, Override]) -> dict[str, Tied]:
+    """Layers that take the codes of a table, but for those whose grid the user fixes."""
+    grids = {name: replace(override, precision=None) for name, override in overrides.items()}
+    free = [layer for layer in job.layers if grids.get(layer.name, Override()) == Override()]
+    return tied_layers(job.model, free, job.constants)
 
 
 def _measured(graph: Graph, recipe: Recipe, data: Dataset) -> Graph:

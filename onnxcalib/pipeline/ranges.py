@@ -27,7 +27,7 @@ TRIED: tuple[Estimators, ...] = (
 
 def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -> Candidates:
     """Every layer at each of its precisions, with the ranges asked for or those that suit the model."""
-    rounding = Rounding(job.model, job.layers, job.points, statistics, job.target, job.overrides)
+    rounding = Rounding(job.model, job.layers, job.points, statistics, job.target, job.overrides, job.tied)
 
     def at(estimators: Estimators) -> Candidates:
         ranges = Ranges(dict.fromkeys(widths, estimators[0]), estimators[1], job.recipe.weights.block_size)

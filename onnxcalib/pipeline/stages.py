@@ -26,6 +26,7 @@ from onnxcalib.algorithms.second_order import RoundedLayer, Rounder, SecondOrder
 from onnxcalib.algorithms.second_order_candidates import CandidateRounder
 from onnxcalib.algorithms.smoothing import Smooth
 from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.algorithms.tied import SHARED_BITS, at_shared_bits, tied_layers
 from onnxcalib.data import Dataset, first, train_validation_split
 from onnxcalib.mixed_precision import sensitivity
 from onnxcalib.mixed_precision.allocate import minimise_loss
@@ -52,7 +53,7 @@ from onnxcalib.pipeline.ranges import rounded
 from onnxcalib.pipeline.stage import Stage, stage
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint
-from onnxcalib.recipe import LayerOptimizer, Precision, RangeMethod, Recipe, Training
+from onnxcalib.recipe import FLOAT_BITS, LayerOptimizer, Precision, RangeMethod, Recipe, Training
 from onnxcalib.runtime.session import Session, samples_in
 
 RANGE_SAMPLES = 32  # held out, by which it is judged whether a tensor is static
@@ -74,7 +75,8 @@ def equalize(job: Job, found: Equalization) -> Job:
     model = equalized(job.model, found.exponents)
     names = {layer.name for layer in job.layers}
     layers = tuple(layer for layer in find_layers(model).layers if layer.name in names)
-    return replace(job, model=model, layers=layers, run=job.run.changed_by(exponents_of(model.proto)))
+    tied = {name: it for name, it in tied_layers(model, layers, job.constants).items() if name in job.tied}
+    return replace(job, model=model, layers=layers, tied=tied, run=job.run.changed_by(exponents_of(model.proto)))
 
 
 @stage("smoothing", ("ranges", "block_size", "loss", *PRECISIONS))
@@ -98,7 +100,7 @@ def statistics(job: Job) -> Statistics:
 @stage("ranges", ("ranges", "block_size", "loss", *PRECISIONS))
 def uniform_plan(job: Job, found: Statistics) -> QuantPlan:
     """Every layer rounded at the one precision that is asked for, or at the edge bits."""
-    precisions = uniform_precisions(job.layers, job.points, job.recipe)
+    precisions = uniform_precisions(job.layers, job.points, job.recipe) | _stored_once(job)
     return rounded(job, found, {name: (precision,) for name, precision in precisions.items()}).stitch(precisions)
 
 
@@ -316,22 +318,31 @@ def layerwise(job: Job, checkpoint: Checkpoint = NO_CHECKPOINT) -> Layerwise:
     return Layerwise(trainer, job.workers, job.progress, checkpoint)
 
 
+def _stored_once(job: Job) -> dict[str, Precision]:
+    """Layers that share a table get its eight bits: fewer would be stored beside it, in a larger file."""
+    names = [layer.name for layer in job.layers]
+    fixed = {name for name, override in job.overrides.items() if override.precision is not None}
+    fixed |= {names[0], names[-1]} if job.recipe.edge_bits is not None else set()
+    return {name: Precision(SHARED_BITS, FLOAT_BITS) for name in job.tied if name not in fixed}
+
+
 def _rounder(job: Job, checkpoint: Checkpoint) -> Rounder:
     data, ranges = train_validation_split(job.data)[0], job.recipe.ranges
     method = RangeMethod.MSE if ranges is RangeMethod.AUTO else ranges
     how = (job.target, data, method, job.progress, checkpoint)
     fixed = [name for name, override in job.overrides.items() if override.ranges is not None]
-    return Rounder(job.model, job.layers, *how, fixed=fixed)
+    return Rounder(job.model, job.layers, *how, fixed=fixed, tied=frozenset(job.tied))
 
 
 def _problem(job: Job, candidates: Candidates) -> Problem:
     precisions = candidate_precisions(job.layers, job.recipe)
-    return Problem(job.model, job.layers, job.target, candidates, precisions, job.recipe.base, job.constants)
+    return Problem(job.model, job.layers, job.target, candidates, precisions, job.recipe.base, job.constants, job.tied)
 
 
 def _through_network(job: Job, plan: QuantPlan, schedule: Schedule, checkpoint: Checkpoint) -> NetworkTuned:
     data, held_out = train_validation_split(job.data)
     teacher = Teacher(job.model, held_out, job.float_loss, TEMPERATURE)
     how = (job.recipe.get("engine"), schedule, job.recipe.seed, job.workers.threads, job.recipe.get("strict"))
-    tuner = NetworkTuner(job.model, job.layers, job.points, job.target, data, teacher, *how)
+    frozen = at_shared_bits(plan, job.tied)
+    tuner = NetworkTuner(job.model, job.layers, job.points, job.target, data, teacher, *how, frozen=frozen)
     return tuner.tune(plan, job.progress, checkpoint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,6 +131,7 @@ class NetworkTuner:
     workers: int = 1  # pieces of a batch that are differentiated side by side
     strict: bool = False
     bias_steps: float = BIAS_STEPS  # at most, of an integer bias
+    frozen: Collection[str] = ()  # layers whose weights stay as they are
 
     def tune(self, plan: QuantPlan, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
         """The held-out samples choose among the start and the states on the way, unless the last is to be taken."""
@@ -270,6 +271,8 @@ class _Training:
         schedule, plan = self.tuner.schedule, self.start
         for layer in self.tuner.layers:
             params = plan.layers[layer.name]
+            if layer.name in self.tuner.frozen:
+                continue
             if schedule.weight is not None:
                 unit = of_each(params.qparams, params.weight.shape)[0]
                 add(weight_name(layer), _centred(params, schedule.shrink), unit, schedule.weight)
