@@ -104,7 +104,7 @@ def spelled_norm(b: Builder) -> bool:
         return True
     about = b.silent("Sub", [x.name, _mean(b, x.name)]) if centred else x.name
     square = b.silent("Pow", [about, b.constant(2.0)]) if b.chance(0.5) else b.silent("Mul", [about, about])
-    root = b.silent("Sqrt", [b.silent("Add", [_mean(b, square), b.constant(0.01)])])
+    root = b.silent("Sqrt", [b.silent("Add", [_mean(b, square), b.fixed(0.01)])])
     even = b.silent("Div", [about, root])
     made = b.add("Mul", [even, scale], x.shape)
     if centred:

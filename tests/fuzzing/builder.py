@@ -147,6 +147,11 @@ class Builder:
             return self.silent("Identity", [name])
         return name
 
+    def fixed(self, value: float) -> str:
+        """A scalar that no caller may set: of such ones onnxruntime's own fusions do not read the value."""
+        self.initializers.append(numpy_helper.from_array(np.asarray(value, self.dtype), self.fresh("c")))
+        return str(self.initializers[-1].name)
+
     def floats(self, *shape: int, scale: float = 1.0, offset: float = 0.0) -> np.ndarray:
         return (self.rng.standard_normal(shape) * scale + offset).astype(self.dtype)
 
