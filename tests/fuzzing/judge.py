@@ -20,7 +20,8 @@ TARGETS = ("ort", "ort-compat", "openvino", "rknn", "tensorrt", "qnn", "xnnpack"
 LEAST = {"quiet": 10.0, "noisy": 0.0}
 # Why a valid graph may be refused.
 FAIR = (
-    "has no layer that can be quantized", "no Gemm or MatMul to quantize", "needs opset", "cannot be raised from opset",
+    "has no layer that can be quantized", "no Gemm or MatMul to quantize", "no Gemm or MatMul that could be so",
+    "needs opset", "cannot be raised from opset",
     "never takes the branches", "no assignment reaches",
 )  # fmt: skip
 LARGEST = 1e4  # a graph whose outputs are larger is not a fair one
@@ -43,7 +44,11 @@ def recipe_of(seed: int) -> Recipe:
     """Plain w8a8 for most; the others in turn."""
     eight, four = Precision(8, 8), Precision(4, 8)
     kind, target = seed % 10, TARGETS[seed // 10 % len(TARGETS)]
-    if kind < 5:
+    if kind == 4:
+        if seed % 20 == 4:
+            return Recipe(ranges=RangeMethod.MINMAX, activations="dynamic")
+        return Recipe(pipeline=Pipeline.LIGHT, ranges=RangeMethod.MINMAX, activations="auto")
+    if kind < 4:
         return Recipe(ranges=RangeMethod.AUTO if seed % 20 == 0 else RangeMethod.MINMAX)
     if kind == 5:
         return Recipe(
