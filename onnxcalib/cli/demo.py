@@ -17,17 +17,19 @@ from onnxcalib.cli.watch import Watch, watching
 from onnxcalib.errors import ModelError, OutputError
 from onnxcalib.pipeline.pipelines import quantize
 from onnxcalib.progress import Event
-from onnxcalib.recipe import Pipeline, Precision, Recipe, parse_bits
+from onnxcalib.recipe import MixedPrecisionOptions, Pipeline, Recipe, TrainingOptions
 from onnxcalib.reports.write import write_report
 
 MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz"
-STEPS = 30  # a layer: fewer than by default, for nobody likes to wait for a demo
+TRAINING = TrainingOptions(steps=30)  # fewer than by default, for nobody likes to wait for a demo
 RECIPES = {
     "w8a8_plain": Recipe(),
-    "w4a4_plain": Recipe(bits=(Precision(4, 4),), edge_bits=8),
-    "w4a4_light": Recipe(Pipeline.LIGHT, bits=(Precision(4, 4),), edge_bits=8),
-    "w4a4_advanced": Recipe(Pipeline.ADVANCED, bits=(Precision(4, 4),), edge_bits=8, steps=STEPS),
-    "mixed_advanced": Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4,w8a8"), compression=0.18, steps=STEPS),
+    "w3a4_plain": Recipe(bits="w3a4", edge_bits=8),
+    "w3a4_light": Recipe(Pipeline.LIGHT, bits="w3a4", edge_bits=8),
+    "w3a4_advanced": Recipe(Pipeline.ADVANCED, bits="w3a4", edge_bits=8, training=TRAINING),
+    "mixed_advanced": Recipe(
+        Pipeline.ADVANCED, bits="w4a4,w8a8", mixed_precision=MixedPrecisionOptions(compression=0.18), training=TRAINING
+    ),
 }
 
 
@@ -66,7 +68,7 @@ def demo(out: Path) -> None:
 
 @dataclass(frozen=True)
 class _Afresh:
-    """Shows what happens, but not that something was done before: nothing was interrupted here."""
+    """Shows what happens, but nothing of resuming and no warnings: of what few bits lose the table tells."""
 
     watch: Watch
 
@@ -74,7 +76,7 @@ class _Afresh:
         self.watch(stage, done, total)
 
     def event(self, event: Event) -> None:
-        if event.name != "resumed":
+        if event.name not in ("resumed", "warning"):
             self.watch.event(event)
 
 

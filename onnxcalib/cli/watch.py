@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import platform
 import time
@@ -133,7 +134,8 @@ def watching(*, verbose: bool = False, as_json: bool = False) -> Iterator[Watch]
 @contextlib.contextmanager
 def _warnings_told_by(watch: Watch) -> Iterator[None]:
     """Our own warnings become events inside the block; those of libraries stay what they are."""
-    before = warnings.showwarning
+    before, logger = warnings.showwarning, logging.getLogger("onnxcalib")
+    passed_on, logger.propagate = logger.propagate, False  # a library that logs to the screen would say it again
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, OnnxcalibWarning):
@@ -144,7 +146,10 @@ def _warnings_told_by(watch: Watch) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("always", OnnxcalibWarning)
         warnings.showwarning = show
-        yield
+        try:
+            yield
+        finally:
+            logger.propagate = passed_on
 
 
 def _words(value: Any) -> str:

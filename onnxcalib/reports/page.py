@@ -24,7 +24,8 @@ p { margin: .4rem 0; } .muted, figcaption { color: var(--muted); } figcaption { 
 code, pre { font: .85em/1.5 ui-monospace, monospace; }
 pre { background: var(--card); padding: .75rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 td code { overflow-wrap: anywhere; }
-figure { margin: 1rem 0; } svg { width: 100%; height: auto; display: block; }
+figure { margin: 1rem 0; overflow-x: auto; } svg { width: 100%; height: auto; display: block; }
+@media (max-width: 40rem) { figure svg { min-width: 40rem; } }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; }
 th, td { text-align: left; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 th { color: var(--muted); font-weight: 600; } .number { text-align: right; font-variant-numeric: tabular-nums; }
