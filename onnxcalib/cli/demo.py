@@ -24,9 +24,9 @@ MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", 
 TRAINING = TrainingOptions(steps=30)  # fewer than by default, for nobody likes to wait for a demo
 RECIPES = {
     "w8a8_plain": Recipe(),
-    "w3a4_plain": Recipe(bits="w3a4", edge_bits=8),
-    "w3a4_light": Recipe(Pipeline.LIGHT, bits="w3a4", edge_bits=8),
-    "w3a4_advanced": Recipe(Pipeline.ADVANCED, bits="w3a4", edge_bits=8, training=TRAINING),
+    "w4a4_plain": Recipe(bits="w4a4", edge_bits=8),
+    "w4a4_light": Recipe(Pipeline.LIGHT, bits="w4a4", edge_bits=8),
+    "w4a4_advanced": Recipe(Pipeline.ADVANCED, bits="w4a4", edge_bits=8, training=TRAINING),
     "mixed_advanced": Recipe(
         Pipeline.ADVANCED, bits="w4a4,w8a8", mixed_precision=MixedPrecisionOptions(compression=0.18), training=TRAINING
     ),
