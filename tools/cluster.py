@@ -27,15 +27,21 @@ from onnxcalib.progress import Event
 from onnxcalib.recipe import parse_bits
 
 STAGES = ("parallel", "sensitivity", "allocation")  # those whose work is jobs
+ROUNDS = "allocation"  # its jobs come in rounds, each of which waits for the one before
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BANDWIDTH = 1e9  # bytes a second, from one machine to the next
 LATENCY = 0.01  # seconds that a scheduler takes for a job
+
+
+class EnoughError(Exception):
+    """What follows is not measured."""
 
 
 @dataclass
 class Watch:
     """Hears how long stages take, by the clock and by the processor."""
 
+    last: str
     seconds: dict[str, float] = field(default_factory=dict)
     cpu: dict[str, float] = field(default_factory=dict)
     begun: float = 0.0
@@ -50,6 +56,8 @@ class Watch:
             name = event.values["stage"]
             self.seconds[name] = self.seconds.get(name, 0.0) + event.values["seconds"]
             self.cpu[name] = self.cpu.get(name, 0.0) + time.process_time() - self.begun
+            if name == self.last:
+                raise EnoughError
 
 
 class Timed(ThreadPoolExecutor):
@@ -57,15 +65,21 @@ class Timed(ThreadPoolExecutor):
 
     def __init__(self) -> None:
         super().__init__(1)
-        self.jobs: dict[str, list[tuple[int, float]]] = {}  # by kind: the chunk, and seconds
+        self.jobs: dict[str, list[tuple[int, float]]] = {}  # by kind: the chunk or the round, and seconds
+        self._waiting, self._round = 0, 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         kind, chunk = _kind(args)
+        if not self._waiting:  # all that was asked before is known by now
+            self._round += 1
+        chunk = self._round if kind == ROUNDS else chunk
+        self._waiting += 1
 
         def timed() -> Any:
             start = time.thread_time()
             found = fn(*args, **kwargs)
             self.jobs.setdefault(kind, []).append((chunk, time.thread_time() - start))
+            self._waiting -= 1
             return found
 
         return super().submit(timed)
@@ -75,7 +89,7 @@ def _kind(args: Sequence[Any]) -> tuple[str, int]:
     """What a job is: training and probes name a function and a chunk, assignments are measured whole."""
     named = next((each for each in args[3:] if callable(each)), None)
     if named is None:
-        return "allocation", 0
+        return ROUNDS, 0
     return {"train_layer": "parallel", "probe": "sensitivity"}[named.__name__], int(args[5])
 
 
@@ -125,18 +139,25 @@ def makespan(jobs: Sequence[tuple[int, float]], capture: Sequence[float], size: 
     return end
 
 
-def run(asked: argparse.Namespace, **where: Any) -> Watch:
-    """Quantizes once."""
-    watch = Watch()
+def in_rounds(jobs: Sequence[tuple[int, float]], workers: int) -> float:
+    """When the last round ends."""
+    rounds = sorted({number for number, _ in jobs})
+    return sum(makespan([job for job in jobs if job[0] == number], [], 0.0, workers) for number in rounds)
+
+
+def run(asked: argparse.Namespace, last: str, **where: Any) -> Watch:
+    """Quantizes once, as far as the last stage that is measured."""
+    watch = Watch(last)
     recipe = Recipe("advanced", parse_bits(asked.bits), compression=asked.compression, steps=asked.steps)
-    quantize(asked.model, asked.data, recipe, progress=watch, **where)
+    with contextlib.suppress(EnoughError):
+        quantize(asked.model, asked.data, recipe, progress=watch, **where)
     return watch
 
 
 def simulate(asked: argparse.Namespace) -> None:
     """Prints the schedule of many workers, from the CPU times of all jobs."""
     with Timed() as executor, captures() as capture:
-        watch = run(asked, executor=executor)
+        watch = run(asked, STAGES[-1], executor=executor)
     others = sum(seconds for name, seconds in watch.cpu.items() if name not in STAGES)
     print("CPU seconds of jobs, in one thread each:")
     for name in STAGES:
@@ -148,16 +169,15 @@ def simulate(asked: argparse.Namespace) -> None:
                 f"  {name:12} {len(spent):4} jobs, {sum(spent):8.1f} s in all, {middle:6.2f} s the median, "
                 f"{max(spent):6.2f} s the longest; capturing {own:.1f} s, shared {size / 2**20:.1f} MB"
             )
-    print(f"  what is not jobs: {others:.1f} CPU s")
+    print(f"  what goes before and is not jobs: {others:.1f} CPU s")
     print("workers  " + "".join(f"{name:>14}" for name in STAGES) + f"{'all jobs':>12}{'speed-up':>10}")
     first = 0.0
     for workers in WORKERS:
-        spans = [
-            makespan(
-                executor.jobs.get(name, []), capture.get(name, []), max(capture.get(f"{name} bytes", [0.0])), workers
-            )
-            for name in STAGES
-        ]
+        spans = []
+        for name in STAGES:
+            jobs, size = executor.jobs.get(name, []), max(capture.get(f"{name} bytes", [0.0]))
+            whole = makespan(jobs, capture.get(name, []), size, workers)
+            spans.append(in_rounds(jobs, workers) if name == ROUNDS else whole)
         first = first or sum(spans)
         print(
             f"{workers:7}  " + "".join(f"{span:13.1f}s" for span in spans) + f"{sum(spans):11.1f}s"
@@ -176,7 +196,7 @@ def measure(asked: argparse.Namespace) -> None:
         for _ in range(asked.repeats):
             for workers, walls in spent.items():
                 with workers_of(workers) as where:
-                    watch = run(asked, **where)
+                    watch = run(asked, STAGES[1], **where)
                 walls.append(sum(watch.seconds.get(name, 0.0) for name in STAGES[:2]))
                 load.append(os.getloadavg()[0])
         ratios = sorted(one / two for one, two in zip(spent[1], spent[2], strict=True))

@@ -8,16 +8,15 @@ import onnx
 
 from onnxcalib.cache.codec import checksum, digest
 from onnxcalib.data import Dataset
+from onnxcalib.model.io import without_weights
 
 BATCH = 16
 
 
 def model_digest(model: onnx.ModelProto) -> str:
     """Names a model of any size: protobuf serializes no more than 2 GB at a time."""
-    total, skeleton = hashlib.sha256(), onnx.ModelProto()
-    skeleton.CopyFrom(model)
-    del skeleton.graph.initializer[:]
-    for part in (skeleton, *model.graph.initializer):
+    total = hashlib.sha256()
+    for part in (without_weights(model), *model.graph.initializer):
         total.update(part.SerializeToString(deterministic=True))
     return total.hexdigest()
 
