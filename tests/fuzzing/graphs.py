@@ -36,7 +36,7 @@ class Case:
     feed: Arrays
     noisy: bool
     half: bool
-    loose: frozenset[str]  # outputs of as many rows as values make them have
+    loose: frozenset[str] = frozenset()  # outputs of as many rows as values make them have
 
 
 def random_graph(seed: int) -> Case:
