@@ -16,7 +16,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 FLOORS = (
     "names", "errors", "files", "progress", "numerics", "data", "targets", "recipe", "plan", "model", "checks",
     "runtime", "executors", "autodiff", "algorithms", "mixed_precision", "analysis", "cache", "pipeline", "reports",
-    "api", "compat", "cli",
+    "api", "compat", "cli", "__main__",
 )  # fmt: skip
 
 # The package, and the files that alone may import it.
