@@ -94,10 +94,7 @@ class Tuner:
         return Tuned(plan, before, best, ROUNDS)
 
     def _loss(self, plan: QuantPlan) -> float:
-        return self.teacher.loss_of(write_qdq(self.model, self.layers, plan, self._plain()))
-
-    def _plain(self) -> Target:
-        return self.target.in_place
+        return self.teacher.loss_of(write_qdq(self.model, self.layers, plan, self.target.simulated))
 
     def statistics(
         self, plan: QuantPlan, progress: Progress, done_rounds: int = 0, wanted: list[Tensors] | None = None
@@ -113,7 +110,7 @@ class Tuner:
         padded = _padded(self.model, layers, self.data, mask)
         measuring = with_statistics(self.model.proto, layers, None, self.reach, padded) if not wanted else None
         teacher = Session(measuring, pool=False) if measuring is not None else None
-        quantized = write_qdq(self.model, self.layers, plan, replace(self._plain(), dynamic=Dynamic.QDQ))
+        quantized = write_qdq(self.model, self.layers, plan, replace(self.target.in_place, dynamic=Dynamic.QDQ))
         student = Session(with_statistics(quantized, layers, LIMITS, padded=padded), pool=False)
         sums = (_Sums(layers), _Sums(layers))
         done = 0

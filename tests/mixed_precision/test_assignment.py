@@ -297,7 +297,7 @@ def test_a_loss_budget_is_kept_by_the_model() -> None:
 
 def test_layers_that_read_one_tensor_agree() -> None:
     model = transformer_block()
-    result = quantize(model, feed_for(model, 24), light("w4a4,w8a8", compression=0.7, overrides=("key=w8a8",)))
+    result = quantize(model, feed_for(model, 24), light("w4a4,w8a8", compression=0.78, overrides=("key=w8a8",)))
     bits = {result.plan.precisions[name].activation for name in ("query", "key", "value")}
     assert bits == {8}
     assert result.plan.precisions["key"] == BASE

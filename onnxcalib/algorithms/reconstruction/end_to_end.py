@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 
 from onnxcalib.algorithms.rounding import BIAS_STEPS, least_scale
 from onnxcalib.algorithms.teacher import Teacher
@@ -168,11 +167,7 @@ class NetworkTuner:
         return NetworkTuned(best, before, least)
 
     def _loss(self, plan: QuantPlan) -> float:
-        return self.teacher.loss_of(self.written(plan, self.target))
-
-    def written(self, plan: QuantPlan, target: Target) -> onnx.ModelProto:
-        """The quantized model with one byte a code."""
-        return write_qdq(self.model, self.layers, plan, target.in_place)
+        return self.teacher.loss_of(write_qdq(self.model, self.layers, plan, self.target.simulated))
 
 
 class _Training:
@@ -193,7 +188,7 @@ class _Training:
         # Nothing for the sake of runtimes: weights right at their layers, and no Relu left out for a grid that moves.
         simple = replace(tuner.target, placement=Placement.LAYER_INPUTS, dynamic=Dynamic.QDQ)
         bare = replace(simple, float_compute=False, float_activations=False)
-        started = tuner.written(self._plan_of(starts), bare)
+        started = write_qdq(tuner.model, tuner.layers, self._plan_of(starts), bare.in_place)
         outputs = self.session.run(feed)
         self.mask = find_mask(tuner.data)
         counts = self._counts(feed)
@@ -310,7 +305,7 @@ class _Training:
                     qparams, least_scale(target, bias, read, per_channel=qparams.axis is not None)
                 )
             params = replace(params, quantized=quantize(weight, qparams), qparams=qparams, weight=weight, input=None)
-        if bias is not None and read is not None and target.integer_bias and layer.bias_node is None:
+        if bias is not None and read is not None and target.integer_bias and layer.op in target.bias_ops:
             most = bias_scale(params.qparams, read) * np.float32(self.tuner.bias_steps)
             bias = np.clip(bias, -most, most)
         return params if bias is params.bias else replace(params, bias=bias)
