@@ -12,6 +12,8 @@ import numpy.typing as npt
 from onnxcalib.numerics.quant_params import QuantParams
 from onnxcalib.recipe import FLOAT_BITS, Precision
 
+STORED_BITS = (4, 8, 16)  # of a value of a large constant
+
 
 @dataclass(frozen=True)
 class LayerParams:
@@ -22,6 +24,7 @@ class LayerParams:
     bias: npt.NDArray[np.float32] | None
     weight: npt.NDArray[np.float32]  # what the quantized values were rounded from, for those who train on
     input: QuantParams | None = None  # a trained grid of its own for what the layer reads; None: the tensor's
+    table: StoredConstant | None = None  # the embedding table that these are the codes of, a row a channel
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class StoredConstant:
     @property
     def bytes(self) -> int:
         """What it takes with its scales."""
-        return -(-self.quantized.size * self.qparams.bits // 8) + 4 * self.qparams.scale.size
+        width = next(width for width in STORED_BITS if width >= self.qparams.bits)
+        return -(-self.quantized.size * width // 8) + 4 * self.qparams.scale.size
 
     @property
     def told(self) -> dict[str, Any]:
@@ -74,6 +78,12 @@ class QuantPlan:
     def layer_input(self, tensor: str) -> QuantParams | None:
         """The grid on which layers read a tensor, None if that is float or found at run time."""
         return self.inputs.get(tensor) or self.shared.get(tensor)
+
+    @property
+    def tables(self) -> dict[str, StoredConstant]:
+        """By tensor: the embedding tables whose codes are those of a layer."""
+        found = (params.table for params in self.layers.values())
+        return {table.name: table for table in found if table is not None}
 
     def without(self, layers: Collection[str], tensors: Collection[str]) -> QuantPlan:
         """The plan with these layers float, and these tensors quantized for the layers that read them alone."""

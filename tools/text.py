@@ -221,7 +221,13 @@ def kernels(path: Path) -> str:
 def recipe_of(words: str) -> onnxcalib.Recipe:
     """A recipe as words: fields and their values."""
     given = dict(word.split("=", 1) for word in words.split())
-    return onnxcalib.Recipe(**{name: int(it) if it.isdigit() else it for name, it in given.items()})
+    return onnxcalib.Recipe(**{name: _value(it) for name, it in given.items()})
+
+
+def _value(word: str) -> Any:
+    if word.isdigit():
+        return int(word)
+    return float(word) if word.replace(".", "", 1).isdigit() else word
 
 
 def dynamic(model: Path, path: Path) -> None:

@@ -122,7 +122,7 @@ class Lockstep:
         read = {layer.input for layer in inside}
         part = replace(
             plan,
-            layers={layer.name: plan.layers[layer.name] for layer in inside},
+            layers={name: params for name, params in plan.layers.items() if name in piece.nodes or params.table},
             shared={name: qparams for name, qparams in plan.shared.items() if name in present},
             inputs={name: qparams for name, qparams in plan.inputs.items() if name in read},
             dynamic=tuple(name for name in plan.dynamic if name in read),

@@ -56,7 +56,7 @@ class Rounding:
     statistics: Statistics
     target: Target
     overrides: Mapping[str, Override] = field(default_factory=dict)  # by layer
-    tied: Mapping[str, Tied] = field(default_factory=dict)  # by layer: the codes of a table that holds its weight too
+    tied: Mapping[str, Tied] = field(default_factory=dict)  # by layer: the table that holds its weight too
     _activations: dict[tuple[str, int, RangeMethod], QuantParams] = field(default_factory=dict)
     _weights: dict[tuple[str, QuantScheme, int | None, int | None, RangeMethod], _Rounded] = field(default_factory=dict)
 
@@ -110,7 +110,11 @@ class Rounding:
             qparams = with_least_scale(found.qparams, least)
             if (qparams.scale != found.qparams.scale).any():
                 found = _Rounded(qparams, quantize(weight, qparams))
-        return LayerParams(found.quantized, found.qparams, None if bias is None else bias.astype(np.float32), weight)
+        own = None if bias is None else bias.astype(np.float32)
+        params, tied = LayerParams(found.quantized, found.qparams, own, weight), self.tied.get(layer.name)
+        if tied is None or not tied.can_have(found.qparams, self.target.table_bits):
+            return params
+        return replace(params, table=tied.with_codes(found.quantized, found.qparams))
 
     def _search_weights(self, candidate_precisions: CandidatePrecisions, ranges: Ranges) -> None:
         """Finds the grids of all weights, several at a time; each is looked for once, however many layers share it."""
@@ -135,6 +139,8 @@ class Rounding:
             return _Rounded(self.tied[layer.name].qparams, self.tied[layer.name].quantized)
         own, axis = self._own(layer), self._axis(layer)
         scheme, block = self.target.weight_scheme(bits), ranges.block if layer.has_sums else None
+        if block is not None and layer.name in self.tied and self.tied[layer.name].table.quantized.shape[1] % block:
+            block = None  # rows that are looked up have no block that is shorter than others
         if own.symmetric is not None:
             scheme = replace(scheme, symmetric=own.symmetric)
         along = axis if block is None else 1 - layer.channel_axis

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from onnxcalib.algorithms.layer_matrix import LayerMatrix
 from onnxcalib.algorithms.lockstep import DISK_BYTES, Lockstep
 from onnxcalib.algorithms.rounding import least_scale
-from onnxcalib.algorithms.tied import at_shared_bits
+from onnxcalib.algorithms.tied import sharing_tables
 from onnxcalib.data import Dataset
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.layers import Layer
@@ -82,14 +82,13 @@ class Rounder:
     checkpoint: Checkpoint = NO_CHECKPOINT
     disk_bytes: int = DISK_BYTES
     fixed: Collection[str] = ()  # layers whose ranges the user chose
-    tied: Collection[str] = ()  # layers that at eight bits have the codes of a table
 
     def round(self, plan: QuantPlan, strength: float) -> SecondOrder:
         """Every layer at the bits and on the kind of grid that it has in the plan; inputs keep their grids."""
         names = [layer.name for layer in self.layers]
         cached: list[RoundedLayer | None] = self.checkpoint.found(names)
         found = {name: each for name, each in zip(names, cached, strict=True) if each is not None}
-        found |= dict.fromkeys(at_shared_bits(plan, self.tied), RoundedLayer(None))
+        found |= dict.fromkeys(sharing_tables(plan), RoundedLayer(None))
         index = GraphIndex(self.model.proto.graph)
         with tempfile.TemporaryDirectory(prefix="onnxcalib_", dir=self.checkpoint.scratch) as folder:
             networks = Lockstep(self.model, self.layers, self.target, self.data, Path(folder), self.disk_bytes)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from onnxcalib.algorithms.layer_matrix import LayerMatrix
 from onnxcalib.algorithms.second_order import Reading, RoundedLayer, Rounder
-from onnxcalib.algorithms.tied import SHARED_BITS
 from onnxcalib.data.padding import positions_that_count
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.subgraph import upstream
@@ -35,7 +34,7 @@ class CandidateRounder:
         keys = [(layer.name, precision) for layer in layers for precision in candidates.layers[layer.name]]
         cached: list[RoundedLayer | None] = checkpoint.found([(name, str(precision)) for name, precision in keys])
         found = {key: each for key, each in zip(keys, cached, strict=True) if each is not None}
-        tied = [key for key in keys if key[0] in self.rounder.tied and key[1].weight == SHARED_BITS]
+        tied = [(name, it) for name, it in keys if candidates.layers[name][it].table is not None]
         found |= dict.fromkeys(tied, RoundedLayer(None))
         index = GraphIndex(self.rounder.model.proto.graph)
         plan = candidates.stitch({name: max(choices) for name, choices in candidates.layers.items()})

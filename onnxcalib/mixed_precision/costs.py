@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxcalib.algorithms.rounding import CandidatePrecisions
@@ -30,7 +30,6 @@ class Problem:
     candidate_precisions: CandidatePrecisions
     base: Precision
     constants: Sequence[StoredConstant] = ()  # what else is stored as integers
-    tied: Collection[str] = ()  # layers that at eight bits have the codes of one of these
 
     def each(self, cost: Callable[[Layer, Precision], float]) -> dict[str, dict[Precision, float]]:
         """A cost of every layer at each of its choices."""
@@ -85,19 +84,29 @@ def _size(problem: Problem) -> _Cost:
     plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
     # Quant nodes read float weights; what counts is what the hardware will hold.
     file = write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ))
-    written = constant_bytes(store_constants(file, problem.constants)[0] if problem.constants else file)
-    layers = problem.each(
-        lambda layer, choice: (
-            0
-            if layer.name in problem.tied and choice.weight == SHARED_BITS
-            else stored_bytes(layer.weight_shape, choice.weight, storage_of(problem.target, choice.weight))
-        )
-    )
+    constants = [*problem.constants, *plan.tables.values()]
+    written = constant_bytes(store_constants(file, constants)[0] if constants else file)
+    layers = problem.each(lambda layer, choice: _weight_bytes(problem, layer, choice))
     fixed = written - sum(sizes[problem.base] for sizes in layers.values())
     asked = {choice.weight for choices in problem.candidate_precisions.values() for choice in choices}
     widths = {bits for bits in asked if bits < 8 and storage_of(problem.target, bits) is Storage.BIT_PLANES}
     shared = shared_plane_bytes(widths) + (_block_places(problem) if widths else 0)
     return _Cost(layers, fixed + shared + _new_biases(problem), _float_bytes(problem.model))
+
+
+def _weight_bytes(problem: Problem, layer: Layer, choice: Precision) -> int:
+    """The weight of a layer, and the table that it shares: at fewer than eight bits that has its scales once."""
+    choices = problem.candidates.layers[layer.name]
+    own = stored_bytes(layer.weight_shape, choice.weight, storage_of(problem.target, choice.weight))
+    table = next((params.table for params in choices.values() if params.table is not None), None)
+    if table is None:
+        return own
+    shared = choices[choice].table
+    if shared is None:  # it lies beside the table
+        return own + next(it.bytes for it in problem.constants if it.name == table.name)
+    # At eight bits the layer has scales of its own; below, a vector says to which block each column belongs.
+    more = shared.qparams.scale.size if shared.qparams.bits == SHARED_BITS else shared.quantized.shape[1]
+    return shared.bytes + 4 * more
 
 
 def _float_bytes(model: Model) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from onnxcalib.mixed_precision.costs import Problem
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.qdq import write_plain, write_qdq
 from onnxcalib.model.subgraph import after, layer_model, with_outputs
 from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, Reference, kept_of
 from onnxcalib.numerics.metric import MetricLoss
@@ -138,26 +138,39 @@ def probe(work: ProbeWork, name: str | None, captured: Captured, stop: Stop) -> 
     if name is None:
         return Probed({work.problem.base: _base(work, captured)}, captured.float_seconds)
     layer = next(layer for layer in work.problem.layers if layer.name == name)
-    alone = layer_model(work.problem.model, layer)
-    rest, fed = after(work.base, layer.activated)
-    following = Session(rest, threads=1) if rest is not None else None
     found = {}
     for choice in choices_of(work.problem, layer):
-        session, losses = Session(_layer_at(work.problem, alone, layer, choice), threads=1), work.new_losses()
-        names = [*dict.fromkeys([layer.input, *fed, *work.outputs])]
+        run, reads = _run_of(work, layer, choice)
+        losses, names = work.new_losses(), [*dict.fromkeys([*reads, *work.outputs])]
         for batch in work.batches(captured, names):
             if stop.is_set():
                 raise AbandonedError
             tensors = batch.tensors
-            made = session.run({layer.input: tensors[layer.input]})
-            if following is not None:
-                made |= following.run({**made, **{name: tensors[name] for name in fed}})
+            made = run({name: tensors[name] for name in reads})
             # Outputs that do not depend on the layer are those of the base model.
             outputs = {name: tensors[name] for name in work.outputs} | made
             for loss in losses:
                 loss.update(batch.reference, outputs, batch.labels, batch.counts)
         found[choice] = tuple(loss.sums for loss in losses)
     return Probed(found, time.perf_counter() - start)
+
+
+def _run_of(work: ProbeWork, layer: Layer, choice: Precision) -> tuple[Callable[[Tensors], Tensors], Sequence[str]]:
+    """What computes the outputs with a layer at a choice, and the tensors that it is fed."""
+    problem = work.problem
+    if problem.candidates.layers[layer.name][choice].table is not None:  # the network begins with what changes
+        plan = problem.candidates.stitch({each.name: problem.base for each in problem.layers} | {layer.name: choice})
+        whole = Session(write_plain(problem.model, problem.layers, plan, problem.target), threads=1)
+        return whole.run, [value.name for value in work.base.graph.input]
+    session = Session(_layer_at(problem, layer_model(problem.model, layer), layer, choice), threads=1)
+    rest, fed = after(work.base, layer.activated)
+    following = Session(rest, threads=1) if rest is not None else None
+
+    def run(tensors: Tensors) -> Tensors:
+        made = session.run({layer.input: tensors[layer.input]})
+        return made if following is None else made | following.run({**made, **{name: tensors[name] for name in fed}})
+
+    return run, [layer.input, *fed]
 
 
 def _base(work: ProbeWork, captured: Captured) -> Sums:

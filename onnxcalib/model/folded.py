@@ -67,13 +67,20 @@ def as_dequantizers(graph: onnx.GraphProto, is_integer: Callable[[str], bool]) -
         block, shape = (None, None) if spread is None else (_block(index, spread), scale.shape)
         inputs = [found.codes, _stored(graph, used, f"{node.output[0]}_scale", scale, axis, shape)]
         if found.zero is not None:
-            zero = index.value(found.zero).astype(np.int8)
+            zero = _zero(index, found, scale.shape)
             inputs.append(_stored(graph, used, f"{node.output[0]}_zero", zero, axis, shape))
         gone |= {inner.output[0] for inner in found.nodes[1:] if index.only_reader(inner.output[0]) is not None}
         node.CopyFrom(
             onnx.helper.make_node("DequantizeLinear", inputs, node.output, node.name, axis=axis, block_size=block)
         )
     refill(graph.node, [node for node in graph.node if not gone.intersection(node.output)])
+
+
+def _zero(index: GraphIndex, found: Folded, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype]:
+    """The zero points; those of rows at four bits are one, and such codes have no sign."""
+    value, maker = index.value(found.zero), index.producers.get(found.codes)
+    is_packed = maker is not None and maker.op_type == "Concat"
+    return np.full(shape, value, np.uint8) if is_packed else value.astype(np.int8)
 
 
 def _block(index: GraphIndex, spread: onnx.NodeProto) -> int:

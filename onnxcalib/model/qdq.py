@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
+from onnx import numpy_helper
 
 from onnxcalib.model.gemm_form import GemmForm
 from onnxcalib.model.graph import GraphIndex, activation_bounds, edit
@@ -19,8 +20,9 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantizers import FLOAT_TYPE, QONNX_DOMAIN, Quantizers, QuantNodes, int32_steps
 from onnxcalib.model.shapes import free_shapes
 from onnxcalib.model.storage import QuantizedArray, store_int4
-from onnxcalib.numerics.quant_params import QuantParams, transposed
+from onnxcalib.numerics.quant_params import QuantParams, dequantize, transposed
 from onnxcalib.plan import LayerParams, QuantPlan
+from onnxcalib.recipe import MAX_BITS
 from onnxcalib.targets import Bias, Constants, Dynamic, Format, Narrow, Placement, Storage, Target
 
 PACKED_BITS = (4, 8)  # of weights that onnxruntime's MatMulNBits multiplies with as they are
@@ -45,6 +47,7 @@ def write_qdq(
 
     written = edit(model.proto, change)
     store_int4(written.graph, int4)
+    _round_tables(written.graph, plan)
     if target.format is Format.QUANT:
         written.opset_import.append(onnx.helper.make_opsetid(QONNX_DOMAIN, 1))
     return written
@@ -155,8 +158,13 @@ class _Writer:
         if layer.input in self.dynamic:
             self._as_integer_product(layer, node, params)
             return
-        node.inputs[1] = self._weight(layer, params)
-        if self.target.float_activations and layer.has_sums and self._is_packed(layer):
+        narrow = self._narrow_table(params)
+        if narrow is not None:
+            turned = self.build.node("Transpose", [narrow], weight_name(layer.name), perm=[1, 0])
+            node.inputs[1] = narrow if layer.transposed else turned
+        else:
+            node.inputs[1] = self._weight(layer, params)
+        if self.target.float_activations and layer.has_sums and self._is_packed(layer) and narrow is None:
             self._as_packed_product(layer, node)
         if params.bias is None:
             return
@@ -166,6 +174,12 @@ class _Writer:
             node.inputs[2] = self._bias(layer, params, params.bias)
         else:
             self._add_bias(layer, params, params.bias)
+
+    def _narrow_table(self, params: LayerParams) -> gs.Tensor | None:
+        """The table that a layer reads with an embedding; at eight bits it has the codes in a form of its own."""
+        if params.table is None or params.qparams.bits == MAX_BITS or not self.target.float_activations:
+            return None
+        return self.tensors[params.table.name]
 
     def _add_bias(self, layer: Layer, params: LayerParams, bias: npt.NDArray[np.float32]) -> None:
         """The bias of a MatMul, which a node of its own adds, unless the target takes it in."""
@@ -246,6 +260,14 @@ class _Writer:
         )
         shape = self.build.constant(f"{name}_shape", np.array(params.quantized.shape, np.int64))
         return self.build.node("Reshape", [rows, shape], name)
+
+
+def _round_tables(graph: onnx.GraphProto, plan: QuantPlan) -> None:
+    """Gives tables the values of a layer's codes; the model has those of eight bits already."""
+    narrow = {name: it for name, it in plan.tables.items() if it.qparams.bits < MAX_BITS}
+    for tensor in (it for it in graph.initializer if it.name in narrow):
+        table = narrow[tensor.name]
+        tensor.CopyFrom(numpy_helper.from_array(dequantize(table.quantized, table.qparams), tensor.name))
 
 
 def _is_product(node: gs.Node) -> bool:

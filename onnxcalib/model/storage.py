@@ -17,8 +17,8 @@ from onnxcalib.targets import Storage
 
 QuantizedArray = npt.NDArray[Any]
 
-# The ops of unpacking_nodes.
-UNPACKING_OPS = ("BitShift", "Mod", "Cast", "Reshape", "MatMul", "Slice", "Add")
+# The ops of unpacking_nodes, and what joins the halves of four-bit rows.
+UNPACKING_OPS = ("BitShift", "Mod", "Cast", "Reshape", "MatMul", "Slice", "Add", "Concat")
 
 
 @dataclass(frozen=True)

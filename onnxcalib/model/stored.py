@@ -17,9 +17,9 @@ from onnxcalib.model.io import copied
 from onnxcalib.model.large_constants import LEAST, large_constants
 from onnxcalib.model.walk import all_nodes, bodies, refill
 from onnxcalib.numerics.quant_params import broadcast, dequantize
-from onnxcalib.plan import StoredConstant
+from onnxcalib.plan import STORED_BITS, StoredConstant
 
-NIBBLE = 4  # bits
+NIBBLE = STORED_BITS[0]
 Content = tuple[tuple[int, ...], str, bytes]  # shape, type, and a hash of the values
 
 
@@ -85,9 +85,8 @@ class _Writer:
         self, graph: onnx.GraphProto, tensor: onnx.TensorProto, constant: StoredConstant, codes: dict[Content, str]
     ) -> list[onnx.NodeProto]:
         name, qparams = str(tensor.name), constant.qparams
-        if qparams.bits == NIBBLE:
-            self._as_nibbles(graph, tensor, constant)
-            return []
+        if qparams.bits <= NIBBLE:
+            return self._as_nibbles(graph, tensor, constant)
         quantized, factors = _factored(constant)
         content = _content(quantized)
         if content not in codes:
@@ -113,46 +112,67 @@ class _Writer:
         graph.initializer.append(numpy_helper.from_array(factors, self._fresh(name, "scale")))
         return str(graph.initializer[-1].name)
 
-    def _as_nibbles(self, graph: onnx.GraphProto, tensor: onnx.TensorProto, constant: StoredConstant) -> None:
-        """Two values a byte, those of the first and of the second half of a row; unpacked after they are looked up."""
+    def _as_nibbles(
+        self, graph: onnx.GraphProto, tensor: onnx.TensorProto, constant: StoredConstant
+    ) -> list[onnx.NodeProto]:
+        """Two values a byte, those of the first and of the second half of a row; unpacked after they are looked up.
+
+        What else reads the table gets what nodes make of it, which are run once, at load.
+        """
         name, low, half = str(tensor.name), constant.qparams.low, constant.quantized.shape[1] // 2
+        qparams = constant.qparams
         steps = (constant.quantized.astype(np.int16) - low).astype(np.uint8)
         packed = self._fresh(name, "codes")
         tensor.CopyFrom(numpy_helper.from_array(steps[:, :half] | steps[:, half:] << NIBBLE, packed))
         values: dict[str, npt.NDArray[Any]] = {
-            "scale": constant.qparams.scale.reshape(-1, 1),
+            "scale": qparams.scale if qparams.block is not None else qparams.scale.reshape(-1, 1),
             "four": np.array(NIBBLE, np.uint8),
             "sixteen": np.array(2**NIBBLE, np.uint8),
             "low": np.array(-low, np.float32),
         }
+        if qparams.block is not None:
+            values["blocks"] = (np.arange(2 * half) // qparams.block).astype(np.int32)
         names = {word: self._fresh(name, word) for word in values}
         graph.initializer.extend(numpy_helper.from_array(value, names[word]) for word, value in values.items())
         self._look_up_nibbles(graph, name, packed, names)
+        if not any(name in node.input for node in all_nodes(graph)):
+            return []
+        return self._unpacked(packed, names["scale"], name, names, axis=1)
 
     def _look_up_nibbles(self, graph: onnx.GraphProto, name: str, packed: str, names: Mapping[str, str]) -> None:
         nodes: list[onnx.NodeProto] = []
         for node in graph.node:
             for body in bodies(node):
                 self._look_up_nibbles(body, name, packed, names)
-            if name not in node.input[:1] or node.op_type != "Gather":
+            if name not in node.input[:1] or node.op_type != "Gather" or attributes(node).get("axis", 0) != 0:
                 nodes.append(node)
                 continue
             output = node.output[0]
-            rows, factor, high, low, codes, cast, steps = (
-                self._fresh(output, word) for word in ("rows", "scale", "high", "low", "codes", "cast", "steps")
-            )
+            rows, factor = (self._fresh(output, word) for word in ("rows", "scale"))
             nodes.append(helper.make_node("Gather", [names["scale"], node.input[1]], [factor], factor, axis=0))
             node.input[0], node.output[0] = packed, rows
-            nodes += [
-                node,
-                helper.make_node("BitShift", [rows, names["four"]], [high], high, direction="RIGHT"),
-                helper.make_node("Mod", [rows, names["sixteen"]], [low], low),
-                helper.make_node("Concat", [low, high], [codes], codes, axis=-1),
-                helper.make_node("Cast", [codes], [cast], cast, to=TensorProto.FLOAT),
-                helper.make_node("Sub", [cast, names["low"]], [steps], steps),
-                helper.make_node("Mul", [steps, factor], [output], self._fresh(output, "scaled")),
-            ]
+            nodes += [node, *self._unpacked(rows, factor, output, names)]
         refill(graph.node, nodes)
+
+    def _unpacked(
+        self, rows: str, factor: str, output: str, names: Mapping[str, str], axis: int = -1
+    ) -> list[onnx.NodeProto]:
+        """Makes packed rows float by their scales, each of which may be that of a block."""
+        high, low, codes, cast, steps = (
+            self._fresh(output, word) for word in ("high", "low", "codes", "cast", "steps")
+        )
+        nodes = [
+            helper.make_node("BitShift", [rows, names["four"]], [high], high, direction="RIGHT"),
+            helper.make_node("Mod", [rows, names["sixteen"]], [low], low),
+            helper.make_node("Concat", [low, high], [codes], codes, axis=-1),
+            helper.make_node("Cast", [codes], [cast], cast, to=TensorProto.FLOAT),
+            helper.make_node("Sub", [cast, names["low"]], [steps], steps),
+        ]
+        if "blocks" in names:
+            each = self._fresh(output, "scales")
+            nodes.append(helper.make_node("Gather", [factor, names["blocks"]], [each], each, axis=axis))
+            factor = each
+        return [*nodes, helper.make_node("Mul", [steps, factor], [output], self._fresh(output, "scaled"))]
 
     def _blocks(
         self, graph: onnx.GraphProto, codes: str, scale: str, output: str, shape: tuple[int, ...]

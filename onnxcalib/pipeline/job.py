@@ -73,7 +73,7 @@ class Job:
     metric: Metric | None = None  # what the user judges by, where the recipe asks for it
     products: tuple[Product, ...] = ()  # of attention, whose operands are quantized
     proof: Dataset | None = None  # labelled samples that no stage sees, to prove what was promised
-    tied: Mapping[str, Tied] = field(default_factory=dict)  # by layer that shares a table: its codes
+    tied: Mapping[str, Tied] = field(default_factory=dict)  # by layer that shares a table
 
     @property
     def loss(self) -> Loss:

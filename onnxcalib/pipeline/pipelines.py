@@ -281,7 +281,8 @@ def _assemble(
         whole = written if job.branch is None else with_branch(whole, job.branch, written)
     constants: Mapping[str, StoredConstant] = {}
     if target.constants is Constants.FOLDED:
-        whole, constants = store_constants(whole, started.constants)
+        tables = [table for plan in plans for table in plan.tables.values()]
+        whole, constants = store_constants(whole, [*started.constants, *tables])
     whole = with_output_types(whole, started.model.output_types)
     whole = with_fixed_batch(whole) if target.fixed_shapes else whole
     if 2 * whole.ByteSize() > started.model.given_bytes >= LEAST_BYTES:

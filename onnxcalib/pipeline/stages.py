@@ -26,7 +26,7 @@ from onnxcalib.algorithms.second_order import RoundedLayer, Rounder, SecondOrder
 from onnxcalib.algorithms.second_order_candidates import CandidateRounder
 from onnxcalib.algorithms.smoothing import Smooth
 from onnxcalib.algorithms.teacher import Teacher
-from onnxcalib.algorithms.tied import SHARED_BITS, at_shared_bits, tied_layers
+from onnxcalib.algorithms.tied import SHARED_BITS, sharing_tables, tied_layers
 from onnxcalib.data import Dataset, first, train_validation_split
 from onnxcalib.mixed_precision import sensitivity
 from onnxcalib.mixed_precision.allocate import minimise_loss
@@ -331,18 +331,18 @@ def _rounder(job: Job, checkpoint: Checkpoint) -> Rounder:
     method = RangeMethod.MSE if ranges is RangeMethod.AUTO else ranges
     how = (job.target, data, method, job.progress, checkpoint)
     fixed = [name for name, override in job.overrides.items() if override.ranges is not None]
-    return Rounder(job.model, job.layers, *how, fixed=fixed, tied=frozenset(job.tied))
+    return Rounder(job.model, job.layers, *how, fixed=fixed)
 
 
 def _problem(job: Job, candidates: Candidates) -> Problem:
     precisions = candidate_precisions(job.layers, job.recipe)
-    return Problem(job.model, job.layers, job.target, candidates, precisions, job.recipe.base, job.constants, job.tied)
+    return Problem(job.model, job.layers, job.target, candidates, precisions, job.recipe.base, job.constants)
 
 
 def _through_network(job: Job, plan: QuantPlan, schedule: Schedule, checkpoint: Checkpoint) -> NetworkTuned:
     data, held_out = train_validation_split(job.data)
     teacher = Teacher(job.model, held_out, job.float_loss, TEMPERATURE)
     how = (job.recipe.get("engine"), schedule, job.recipe.seed, job.workers.threads, job.recipe.get("strict"))
-    frozen = at_shared_bits(plan, job.tied)
+    frozen = sharing_tables(plan)
     tuner = NetworkTuner(job.model, job.layers, job.points, job.target, data, teacher, *how, frozen=frozen)
     return tuner.tune(plan, job.progress, checkpoint)

@@ -1,4 +1,4 @@
-"""A head that shares its table with an embedding, weights alone: eight bits for both, stored once."""
+"""A head that shares its table with an embedding, weights alone: the same codes for both, stored once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 from models import Arrays, build, normal, run
 from onnxcalib import Pipeline, Recipe, quantize
 from onnxcalib.model.io import constant_bytes
+from onnxcalib.model.quantized import read_quantized
+from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.numerics.quant_params import dequantize
 
 ROWS, WIDTH = 96, 64
 
@@ -50,14 +53,61 @@ def test_the_head_takes_the_codes_of_the_table(pipeline: Pipeline, block: int | 
     assert np.square(found - wanted).sum() < 0.01 * np.square(wanted).sum()
 
 
-def test_bits_of_its_own_are_what_the_user_asks_for() -> None:
-    result = quantize(language_model(), tokens(), Recipe("light", bits="w4", block_size=32, overrides={"head": "w4"}))
-    assert result.plan.precisions["head"].weight == 4
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("block", [None, 32, 128])
+@pytest.mark.parametrize("bits", [3, 4, 6])
+def test_the_table_follows_a_head_of_fewer_bits(bits: int, block: int | None, turned: bool) -> None:
+    model, asked = language_model(turned=turned), {"head": f"w{bits}"}
+    result = quantize(model, tokens(), Recipe("light", bits="w4", block_size=block, overrides=asked), workers=1)
+    assert result.plan.precisions["head"].weight == bits
+    (table,) = result.plan.constants.values()
+    assert table.qparams.bits == bits
+    scales = 1 if block is None or WIDTH % block else WIDTH // block
+    assert table.qparams.scale.size == ROWS * scales
+    head = result.plan.layers["head"]
+    rows = dequantize(head.quantized, head.qparams) if turned else dequantize(head.quantized, head.qparams).T
+    found = run(with_outputs(result.model, ["read", "hidden", "y"]), tokens())
+    np.testing.assert_array_equal(found["read"], rows[tokens()["ids"]])
+    logits = found["hidden"].reshape(-1, WIDTH) @ rows.T + (0 if head.bias is None else head.bias)
+    np.testing.assert_allclose(found["y"].reshape(-1, ROWS), logits, atol=1e-4)
+    own = ROWS * WIDTH * (4 if bits <= 4 else 8) // 8 + 4 * ROWS * (scales + turned)
+    assert constant_bytes(result.model) < own + WIDTH * WIDTH // 2 + 4 * WIDTH * 2 + 4 * WIDTH + 100
 
 
-def test_the_integer_program_knows_that_eight_bits_cost_the_head_nothing() -> None:
+def test_a_head_of_fewer_bits_is_told_by_the_file() -> None:
+    result = quantize(language_model(), tokens(), Recipe(bits="w4", block_size=32, overrides={"head": "w4"}))
+    head = next(it for it in read_quantized(result.model).layers if it.name == "head")
+    assert (head.bits, head.stored) == ("w4a32", ROWS * WIDTH // 2)
+
+
+def test_two_heads_of_one_table_have_bits_of_their_own() -> None:
     model = language_model()
-    recipe = Recipe("light", bits="w4,w8", block_size=32, compression=0.27)
+    model.graph.node.append(onnx.helper.make_node("MatMul", ["bent", "turned"], ["z"], "other"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, ["N", "T", ROWS]))
+    result = quantize(model, tokens(), Recipe("light", bits="w4", overrides={"head": "w4"}), workers=1)
+    assert {name: it.weight for name, it in result.plan.precisions.items()} == {"inner": 4, "head": 4, "other": 8}
+    (table,) = result.plan.constants.values()
+    assert table.qparams.bits == 8
+
+
+@pytest.mark.parametrize(("compression", "bits"), [(0.27, 8), (0.22, 4), (0.17, 4)])
+def test_the_integer_program_knows_what_the_table_takes(compression: float, bits: int) -> None:
+    model = language_model()
+    recipe = Recipe("light", bits="w4,w8", block_size=32, compression=compression)
     result = quantize(model, tokens(), recipe)
-    assert result.plan.precisions["head"].weight == 8
-    assert constant_bytes(result.model) <= 0.27 * constant_bytes(model)
+    assert result.plan.precisions["head"].weight == bits
+    assert constant_bytes(result.model) <= compression * constant_bytes(model)
+
+
+def test_the_sensitivity_of_a_head_is_that_of_its_embedding_too() -> None:
+    model = language_model()
+    recipe = Recipe("light", bits="w4,w8", rounding="nearest", ranges="minmax", loss="mse", compression=0.3)
+    table = quantize(model, tokens(), recipe, workers=1).table
+    assert table is not None
+    told = next(
+        it for row in table.layers if row.layer == "head" for choice, it in row.losses.items() if choice.weight == 4
+    )
+    asked = Recipe(bits="w8", overrides={"head": "w4"}, ranges="minmax")
+    wanted, found = (run(it, tokens())["y"] for it in (model, quantize(model, tokens(), asked).model))
+    noise = np.square(found - wanted).sum() / np.square(wanted).sum()
+    assert table.base_loss + told == pytest.approx(noise, rel=0.1)
