@@ -31,6 +31,7 @@ from onnxcalib.runtime.session import Session, Tensors, samples_in
 from onnxcalib.runtime.threads import ahead
 
 Sums = Sequence[Any]  # what losses gathered
+Run = Callable[[Tensors], Tensors]
 
 
 class AbandonedError(Exception):
@@ -139,8 +140,7 @@ def probe(work: ProbeWork, name: str | None, captured: Captured, stop: Stop) -> 
         return Probed({work.problem.base: _base(work, captured)}, captured.float_seconds)
     layer = next(layer for layer in work.problem.layers if layer.name == name)
     found = {}
-    for choice in choices_of(work.problem, layer):
-        run, reads = _run_of(work, layer, choice)
+    for choice, run, reads in _runs_of(work, layer):
         losses, names = work.new_losses(), [*dict.fromkeys([*reads, *work.outputs])]
         for batch in work.batches(captured, names):
             if stop.is_set():
@@ -155,22 +155,26 @@ def probe(work: ProbeWork, name: str | None, captured: Captured, stop: Stop) -> 
     return Probed(found, time.perf_counter() - start)
 
 
-def _run_of(work: ProbeWork, layer: Layer, choice: Precision) -> tuple[Callable[[Tensors], Tensors], Sequence[str]]:
-    """What computes the outputs with a layer at a choice, and the tensors that it is fed."""
-    problem = work.problem
-    if problem.candidates.layers[layer.name][choice].table is not None:  # the network begins with what changes
-        plan = problem.candidates.stitch({each.name: problem.base for each in problem.layers} | {layer.name: choice})
-        whole = Session(write_plain(problem.model, problem.layers, plan, problem.target), threads=1)
-        return whole.run, [value.name for value in work.base.graph.input]
-    session = Session(_layer_at(problem, layer_model(problem.model, layer), layer, choice), threads=1)
+def _runs_of(work: ProbeWork, layer: Layer) -> Iterator[tuple[Precision, Run, Sequence[str]]]:
+    """By choice of a layer: what computes the outputs, and the tensors that it is fed."""
+    problem, alone = work.problem, layer_model(work.problem.model, layer)
     rest, fed = after(work.base, layer.activated)
     following = Session(rest, threads=1) if rest is not None else None
 
-    def run(tensors: Tensors) -> Tensors:
-        made = session.run({layer.input: tensors[layer.input]})
-        return made if following is None else made | following.run({**made, **{name: tensors[name] for name in fed}})
+    def behind(session: Session) -> Run:
+        def run(tensors: Tensors) -> Tensors:
+            made = session.run({layer.input: tensors[layer.input]})
+            return made if following is None else made | following.run({**made, **{it: tensors[it] for it in fed}})
 
-    return run, [layer.input, *fed]
+        return run
+
+    for choice in choices_of(problem, layer):
+        if problem.candidates.layers[layer.name][choice].table is None:
+            yield choice, behind(Session(_layer_at(problem, alone, layer, choice), threads=1)), [layer.input, *fed]
+        else:  # an embedding changes too, and with it the whole network
+            choices = {each.name: problem.base for each in problem.layers} | {layer.name: choice}
+            whole = write_plain(problem.model, problem.layers, problem.candidates.stitch(choices), problem.target)
+            yield choice, Session(whole, threads=1).run, [value.name for value in work.base.graph.input]
 
 
 def _base(work: ProbeWork, captured: Captured) -> Sums:

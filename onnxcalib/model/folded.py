@@ -78,6 +78,7 @@ def as_dequantizers(graph: onnx.GraphProto, is_integer: Callable[[str], bool]) -
 
 def _zero(index: GraphIndex, found: Folded, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype]:
     """The zero points; those of rows at four bits are one, and such codes have no sign."""
+    assert found.zero is not None
     value, maker = index.value(found.zero), index.producers.get(found.codes)
     is_packed = maker is not None and maker.op_type == "Concat"
     return np.full(shape, value, np.uint8) if is_packed else value.astype(np.int8)
