@@ -24,6 +24,7 @@ from onnxcalib.model.subgraph import after, upstream, with_outputs
 from onnxcalib.numerics.fit import in_shape
 from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, Reference, kept_of, sqnr_db
 from onnxcalib.numerics.positions import Counts, counted
+from onnxcalib.numerics.quant_params import Array
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import Recipe
 from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in
@@ -76,7 +77,7 @@ def diagnose(
 ) -> Diagnosis:
     """Requires a file that was made from the model; streams over a few samples, both models side by side."""
     teacher, data = typed(model.proto), first(data, SAMPLES)
-    pairs, kinds = Pairs(teacher, file.proto), find_output_kinds(teacher)
+    pairs, kinds = Pairs(teacher, file.proto, layers), find_output_kinds(teacher)
     known = {layer.name for layer in file.layers}
     probes = [
         _Probe(teacher, file.proto, layer, pairs, ModelLoss(kinds, temperature=TEMPERATURE))
@@ -102,13 +103,18 @@ def diagnose(
 class Pairs:
     """Which tensor of the file is which of the float model: nodes keep their names."""
 
-    def __init__(self, model: onnx.ModelProto, quantized: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, quantized: onnx.ModelProto, layers: Sequence[Layer] = ()) -> None:
         nodes = {node.name: node for node in model.graph.node}
+        biased = {layer.name: layer for layer in layers if layer.bias_node is not None}
         self.float_of = {value.name: value.name for value in quantized.graph.input}
+        self.columns: dict[str, int] = {}  # of tensors that are matrices in the file
         for node in quantized.graph.node:
             twin = nodes.get(node.name)
             if twin is not None and twin.op_type == node.op_type:
                 self.float_of |= dict(zip(node.output, twin.output, strict=False))
+            elif twin is not None and node.op_type == "Gemm" and node.name in biased:
+                layer = biased[node.name]
+                self.float_of[node.output[0]], self.columns[node.output[0]] = layer.summed, layer.channels
         self.quantized_of = {name: twin for twin, name in self.float_of.items()}
 
 
@@ -124,23 +130,30 @@ class _Probe:
         outside = set(pairs.float_of) - {pairs.quantized_of.get(layer.output)}
         part, reads = upstream(file, [self.output], outside)
         self.alone, self.reads = Session(part, pool=False), {name: pairs.float_of[name] for name in reads}
+        self.columns = pairs.columns
         rest, self.fed = after(model, layer.summed)
         self.rest = Session(rest, pool=False) if rest is not None else None
         self.loss = loss
         self.signal = self.noise = self.own = 0.0
 
     def update(self, floats: Tensors, quantized: Tensors, kept: Reference, counts: Counts | None) -> None:
-        alone = self.alone.run({name: floats[twin] for name, twin in self.reads.items()})
-        made = {self.reference: alone[self.output]}
+        alone = self.alone.run({name: self._as_read(name, floats[twin]) for name, twin in self.reads.items()})
+        made = {self.reference: self._as_made(alone[self.output], floats)}
         reference = counted(floats[self.reference], counts).astype(np.float64)
         self.signal += float((reference**2).sum())
-        met = in_shape(reference.shape, counted(quantized[self.output], counts))
+        met = in_shape(reference.shape, counted(self._as_made(quantized[self.output], floats), counts))
         self.noise += float(((reference - met) ** 2).sum())
         self.own += float(((reference - counted(made[self.reference], counts)) ** 2).sum())
         if self.rest is not None:
             made |= self.rest.run({**made, **{name: floats[name] for name in self.fed}})
         # Outputs that do not depend on the layer are the float model's own.
         self.loss.update(kept, floats | made, counts=counts)
+
+    def _as_read(self, name: str, value: Array) -> Array:
+        return value.reshape(-1, self.columns[name]) if name in self.columns else value
+
+    def _as_made(self, value: Array, floats: Tensors) -> Array:
+        return value.reshape(floats[self.reference].shape) if self.output in self.columns else value
 
     def diagnosis(self) -> LayerDiagnosis:
         alone, together = (sqnr_db(self.signal, noise) for noise in (self.own, self.noise))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -76,7 +77,8 @@ def test_the_executor_of_a_client_and_a_scheduler_file(cluster: Any, tmp_path: P
     one = quantize(model, data, recipe, workers=1).model.SerializeToString(deterministic=True)
     with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
         two = quantize(model, data, recipe, executor=client.get_executor())
-        client.write_scheduler_file(str(tmp_path / "scheduler.json"))
+        # Dask's own writer fails on what its workers measure now and then.
+        (tmp_path / "scheduler.json").write_text(json.dumps({"address": cluster.scheduler_address}))
         assert client.status == "running"
     assert two.model.SerializeToString(deterministic=True) == one
     three = quantize(model, data, recipe, scheduler=tmp_path / "scheduler.json")

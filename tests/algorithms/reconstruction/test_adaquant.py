@@ -155,7 +155,7 @@ def test_codes_can_move_more_than_a_step(target: str, tmp_path: Path) -> None:
     # Twins: only the sum of their weights matters, so quantized values drift together.
     inputs = np.concatenate([case.inputs[:, :8], case.inputs[:, :8]], axis=1)
     case = replace(case, inputs=inputs, targets=run(case.model.proto, {"x": inputs})["y"])
-    schedule = replace(QUICK, rates={**QUICK.rates, part.WEIGHT: 0.5}, steps=100)
+    schedule = replace(QUICK, rates={**QUICK.rates, part.WEIGHT: 1.0}, steps=100)
     problem = problem_of(case, TARGETS[target], (5, 8))
     found = trained(tmp_path, case, problem, schedule)
     assert found.after < found.before
