@@ -120,19 +120,38 @@ class LossWriter(ProtoBuilder):
         """Every block as a row of its own: a grid of blocks is one of many channels."""
         assert along.block is not None
         turned, lacking = along.axis == 0, -along.shape[along.axis or 0] % along.block
-        rows, columns = along.shape[::-1] if turned else along.shape
         if turned:
             tensor, scale, zero = (self.node("Transpose", [name], perm=[1, 0]) for name in (tensor, scale, zero))
         if lacking:
             tensor = self.node("Pad", [tensor, self._integers("room", [0, 0, 0, lacking])])
         scale, zero = (self.node("Reshape", [name, self._integers("all", [-1])]) for name in (scale, zero))
         tensor = self.node("Reshape", [tensor, self._integers("blocks", [-1, along.block])])
-        tensor = self.fake_quantize(tensor, scale, zero, limits, Along(0))
+        return self._joined(self.fake_quantize(tensor, scale, zero, limits, Along(0)), along)
+
+    def _joined(self, tensor: str, along: Along) -> str:
+        """The matrix whose blocks are rows."""
+        assert along.block is not None
+        turned, lacking = along.axis == 0, -along.shape[along.axis or 0] % along.block
+        rows, columns = along.shape[::-1] if turned else along.shape
         tensor = self.node("Reshape", [tensor, self._integers("whole", [rows, columns + lacking])])
         if lacking:
             ends = (self._integers(name, [value]) for name, value in (("start", 0), ("end", columns), ("along", 1)))
             tensor = self.node("Slice", [tensor, *ends])
         return self.node("Transpose", [tensor], perm=[1, 0]) if turned else tensor
+
+    def scaled(self, codes: FloatArray, scale: str, along: Along) -> str:
+        """Codes that stay, times the scales of their channels or blocks."""
+        if along.block is None:
+            wide = [-1 if axis == along.axis else 1 for axis in range(codes.ndim)]
+            return self.node(
+                "Mul", [self.number("codes", codes), self.node("Reshape", [scale, self._integers("wide", wide)])]
+            )
+        turned, lacking = along.axis == 0, -codes.shape[along.axis or 0] % along.block
+        rows = np.pad(codes.T if turned else codes, ((0, 0), (0, lacking)))
+        scale = self.node("Transpose", [scale], perm=[1, 0]) if turned else scale
+        scale = self.node("Reshape", [scale, self._integers("wide", [-1, 1])])
+        blocks = self.node("Mul", [self.number("codes", rows.reshape(-1, along.block)), scale])
+        return self._joined(blocks, along)
 
     def _integers(self, name: str, values: Sequence[int]) -> str:
         return self.constant(name, np.array(values, np.int64))

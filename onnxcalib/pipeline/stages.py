@@ -18,6 +18,7 @@ from onnxcalib.algorithms.reconstruction.end_to_end import (
     NetworkTuner,
     Schedule,
     bias_schedule,
+    scales_schedule,
     schedules_for,
 )
 from onnxcalib.algorithms.reconstruction.layerwise import Layerwise, Trained, Trainer
@@ -234,8 +235,10 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
     Ensures final scales, unless something has no gradient: the last quarter of the steps trains on its scales. It may
     be worse than the start.
     """
-    solved = trained.solved or trained.generalizes
-    early, late = schedules_for(job.recipe.training.steps, solved=solved)
+    if trained.solved:
+        found = _through_network(job, trained.further, scales_schedule(job.recipe.training.steps), checkpoint)
+        return replace(found, plan=final_scales(job, found.plan))
+    early, late = schedules_for(job.recipe.training.steps, solved=trained.generalizes)
     found = _through_network(job, trained.further, early, checkpoint)
     if found.skip_reason is not None:
         return found

@@ -58,7 +58,7 @@ SEQUENCES = 4  # of a batch, where every position is an example
 # A batch goes through the network in pieces whose layers' outputs take this at most; a worker takes some 20 times it.
 MICRO_BATCH_BYTES = 40 * 10**6
 CHECKS = 10
-END_TO_END_STEPS, BIAS_TUNING_STEPS = 8, 2  # for each step of a layer that is asked for
+END_TO_END_STEPS, SCALES_STEPS, BIAS_TUNING_STEPS = 8, 2, 2  # for each step of a layer that is asked for
 SHRINK = 0.6  # for plans that were solved by layers, which leaves many weights at the edge of two quantized values
 # Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
 HINT_SHARE = 3.0
@@ -85,10 +85,17 @@ BIASES = Schedule("bias tuning", steps=200, bias=3e-3, patience=3)
 END_TO_END = Schedule(
     "end-to-end AdaQuant", steps=600, after=200, bias=3e-3, weight=2e-3, scale=3e-4, hints=16, last=True
 )
+# After second-order rounding of weights alone codes are good as they are: turning them over loses more than it gains.
+SCALES = Schedule("end-to-end AdaQuant", steps=200, bias=3e-4, scale=1e-3)
 # On the scales that are written, which may not move any more.
 FINAL_SCALES = replace(
     END_TO_END, stage="end-to-end AdaQuant, final scales", steps=200, before=600, after=0, scale=None
 )
+
+
+def scales_schedule(steps: int | None) -> Schedule:
+    """Training of scales for as long as fits to how long layers are trained."""
+    return SCALES if steps is None else replace(SCALES, steps=SCALES_STEPS * steps)
 
 
 def schedules_for(steps: int | None, *, solved: bool) -> tuple[Schedule, Schedule]:
@@ -134,8 +141,8 @@ class NetworkTuner:
 
     def tune(self, plan: QuantPlan, progress: Progress, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
         """The held-out samples choose among the start and the states on the way, unless the last is to be taken."""
-        before, trains = self._loss(plan), self.schedule.weight or any(layer.takes_bias for layer in self.layers)
-        if not self.teacher.kinds_that_count or not trains:
+        before = self._loss(plan)
+        if not self.teacher.kinds_that_count or not any(self._trains(layer) for layer in self.layers):
             return NetworkTuned(plan, before, before)
         try:
             return self._tuned(plan, before, progress, checkpoint)
@@ -143,6 +150,12 @@ class NetworkTuner:
             if self.strict:
                 raise
             return NetworkTuned(plan, before, before, str(error))
+
+    def _trains(self, layer: Layer) -> bool:
+        """Whether anything of a layer may move."""
+        schedule = self.schedule
+        moves = schedule.weight is not None or (schedule.scale is not None and not self.target.power_of_two)
+        return layer.takes_bias or (moves and layer.name not in self.frozen)
 
     def _tuned(self, plan: QuantPlan, before: float, progress: Progress, checkpoint: Checkpoint) -> NetworkTuned:
         training, schedule = _Training(self, plan), self.schedule
@@ -296,15 +309,15 @@ class _Training:
     def _params_of(self, plan: QuantPlan, layer: Layer, values: Mapping[str, FloatArray]) -> LayerParams:
         params, target = plan.layers[layer.name], self.tuner.target
         bias, read = values.get(bias_name(layer), params.bias), plan.layer_input(layer.input)
-        weight = values.get(weight_name(layer))
-        if weight is not None:
-            scale = values.get(weight_scale_name(layer))
+        weight, scale = values.get(weight_name(layer)), values.get(weight_scale_name(layer))
+        if weight is not None or scale is not None:
             qparams = params.qparams if scale is None else _moved(params.qparams, scale)
             if bias is not None:
-                qparams = with_least_scale(
-                    qparams, least_scale(target, bias, read, per_channel=qparams.axis is not None)
-                )
-            params = replace(params, quantized=quantize(weight, qparams), qparams=qparams, weight=weight, input=None)
+                least = least_scale(target, bias, read, per_channel=qparams.axis is not None)
+                qparams = with_least_scale(qparams, least)
+            codes = params.quantized if weight is None else quantize(weight, qparams)
+            weight = dequantize(codes, qparams) if weight is None else weight
+            params = replace(params, quantized=codes, qparams=qparams, weight=weight, input=None)
         if bias is not None and read is not None and target.integer_bias and layer.op in target.bias_ops:
             most = bias_scale(params.qparams, read) * np.float32(self.tuner.bias_steps)
             bias = np.clip(bias, -most, most)

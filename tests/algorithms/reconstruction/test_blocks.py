@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from end_to_end_training import QUICK_END_TO_END, held_out_loss, tuned
 from jobs import correlated_data, job_on, plan_of
 from single_layers import Single, activations, single, start_of
 
-from models import transformer_block
+from models import mlp, transformer_block
 from onnxcalib.algorithms.reconstruction.adaquant import STANDARD, LayerProblem, Optimised, _loss, optimise, parts
 from onnxcalib.autodiff.gradients import Gradients
 from onnxcalib.model.layer_loss import ROUNDING, TARGET, WEIGHT, WEIGHT_RANGE, layer_loss, starts
@@ -120,6 +122,24 @@ def test_a_network_in_blocks_trains_end_to_end(engine: Engine) -> None:
     for name, params in found.plan.layers.items():
         assert params.qparams.block == 16
         assert (params.qparams.scale != plan.layers[name].qparams.scale).any()
+        np.testing.assert_array_equal(params.quantized, quantize(params.weight, params.qparams))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("builder", "block"), [(transformer_block, None), (transformer_block, 16), (mlp, 32)])
+def test_scales_train_alone_under_codes_that_stay(
+    builder: Callable[[], onnx.ModelProto], block: int | None, engine: Engine
+) -> None:
+    model = builder()
+    job = job_on(model, correlated_data(model, 160), "w3", pipeline=Pipeline.ADVANCED, block_size=block)
+    plan = plan_of(job)
+    found = tuned(job, plan, engine, replace(TOGETHER, weight=None, bias=0.0, scale=3e-3, last=False))
+    assert found.skip_reason is None
+    assert found.after < 0.9 * found.before
+    assert found.after == pytest.approx(held_out_loss(job, found.plan), rel=0.02)
+    for name, params in found.plan.layers.items():
+        assert (params.qparams.scale != plan.layers[name].qparams.scale).any()
+        np.testing.assert_array_equal(params.quantized, plan.layers[name].quantized)
         np.testing.assert_array_equal(params.quantized, quantize(params.weight, params.qparams))
 
 
