@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnxruntime import GraphOptimizationLevel
 
 from fuzzing.graphs import Arrays, Case, random_graph
 from models import session_of
@@ -96,9 +97,9 @@ def float_outputs(case: Case) -> Arrays | None:
     return outputs if fair else None
 
 
-def run_whole(model: onnx.ModelProto | Path, feed: Arrays, step: int | None = None) -> Arrays:
+def run_whole(model: onnx.ModelProto | Path, feed: Arrays, step: int | None = None, **settings: Any) -> Arrays:
     """All outputs for all samples, in batches of this size or of the one that the model asks for."""
-    session = session_of(model)
+    session = session_of(model, **settings)
     rows = len(next(iter(feed.values())))
     step = step or batch_of(session, feed) or rows
     parts = [
@@ -118,7 +119,12 @@ def batch_of(session: Any, feed: Arrays) -> int | None:
 def check_prepared(case: Case, recipe: Recipe, source: Path, expected: Arrays) -> None:
     """Preparation changes no output by more than rounding errors do."""
     prepared = read_prepared(source, find_target(recipe.target))
-    found = run_whole(prepared.proto, case.feed)
+    try:
+        found = run_whole(prepared.proto, case.feed)
+    except (
+        Exception
+    ):  # 1.19 fuses a MatMul of three axes and a batch norm into a Gemm; we measure at a lower level then
+        found = Session(prepared.proto).run(case.feed)
     least = 20 if case.noisy or case.half else 40  # folding rounds anew, and a steep Softmax makes that heard
     for name, value in expected.items():
         # What half precision rounds to nothing has a value in float32.
