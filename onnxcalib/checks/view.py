@@ -187,9 +187,10 @@ class View:
     def _layer(self, node: onnx.NodeProto) -> LayerView:
         activation, weight, *biases = (self.quantizer_of(name) for name in node.input if name)
         maker, direct, constant = self.maker(node.input[1]), weight is not None, self.is_constant(node.input[1])
-        if weight is None and maker is not None and maker.op_type in ("Reshape", "Transpose"):
-            weight = self.quantizer_of(maker.input[0])
-        integer = folded(node.input[1], self.maker, lambda name: self.initializer(name) is not None)
+        moved = maker is not None and maker.op_type in ("Reshape", "Transpose")
+        source = maker.input[0] if maker is not None and moved else node.input[1]
+        weight = weight or self.quantizer_of(source)
+        integer = folded(source, self.maker, lambda name: self.initializer(name) is not None)
         inner = integer is not None and self.is_constant(integer.codes)
         return LayerView(node, activation, weight, direct, constant, inner, next(iter(biases), None), biases == [None])
 

@@ -11,10 +11,12 @@ import pytest
 from models import Arrays, build, normal, run
 from onnxcalib import Pipeline, Recipe, quantize
 from onnxcalib.algorithms.reconstruction import end_to_end
+from onnxcalib.checks.check import check_model
 from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.quantized import read_quantized
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.quant_params import dequantize
+from onnxcalib.targets import find_target
 
 ROWS, WIDTH = 96, 64
 
@@ -106,6 +108,7 @@ def test_a_head_of_fewer_bits_is_told_by_the_file() -> None:
     result = quantize(language_model(), tokens(), Recipe(bits="w4", block_size=32, overrides={"head": "w4"}))
     head = next(it for it in read_quantized(result.model).layers if it.name == "head")
     assert (head.bits, head.stored) == ("w4a32", ROWS * WIDTH // 2)
+    assert check_model(result.model, find_target("ort")) == []
 
 
 def test_two_heads_of_one_table_have_bits_of_their_own() -> None:
