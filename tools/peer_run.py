@@ -1,0 +1,95 @@
+"""Runs one tool of tools/peers.py in an environment of its own, and measures the process with all that it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+POLL = 0.2  # seconds between two looks at the memory
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What pip installs, one command after the other."""
+
+    name: str
+    installs: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How a process ended and what it took; memory is that of the process and all its children at one moment."""
+
+    code: int
+    wall: float
+    cpu: float
+    peak: int
+    said: str
+    stopped: bool = False
+
+
+def python_of(environment: Environment, work: Path) -> tuple[Path | None, str]:
+    """The environment's Python, installed at its first use; None, and pip's reason, where it does not install."""
+    folder = work / environment.name
+    python = folder / "bin" / "python"
+    if (folder / ".ready").exists():
+        return python, ""
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    for needs in environment.installs:
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *needs]
+        done = subprocess.run(install, capture_output=True, text=True, check=False)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            return None, f"Cannot be installed: {(errors or ['pip failed'])[0]}"[:300]
+    (folder / ".ready").touch()
+    return python, ""
+
+
+def measured(command: Sequence[Any], log: Path, longest: float) -> Measured:
+    """Runs a command, its words in a file, and ends it with all its children when it takes too long."""
+    begin, peak, stopped = time.perf_counter(), 0, False
+    environment = {**os.environ, "PYTHONPATH": "", "MPLBACKEND": "agg"}
+    with log.open("w", encoding="utf-8") as words:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            stdout=words, stderr=subprocess.STDOUT, env=environment, cwd=log.parent, start_new_session=True,
+        )  # fmt: skip
+        while True:
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if ended:
+                break
+            peak = max(peak, memory(process.pid))
+            if not stopped and time.perf_counter() - begin > longest:
+                stopped = True
+                os.killpg(process.pid, signal.SIGKILL)
+            time.sleep(POLL)
+    process.returncode = os.waitstatus_to_exitcode(status)  # so that it is not waited for again
+    wall, cpu = time.perf_counter() - begin, usage.ru_utime + usage.ru_stime
+    return Measured(process.returncode, wall, cpu, peak, log.read_text(encoding="utf-8", errors="replace"), stopped)
+
+
+def memory(pid: int) -> int:
+    """Bytes of a process and its children now, or the most that the process alone has had, whichever is more."""
+    family = [pid]
+    for each in family:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{each}/task").iterdir():
+                family += [int(child) for child in (task / "children").read_text().split()]
+    together = sum(_field(each, "smaps_rollup", "Pss:") for each in family)  # shared pages count once
+    return max(together, _field(pid, "status", "VmHWM:"))
+
+
+def _field(pid: int, file: str, name: str) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    return 0
