@@ -15,6 +15,7 @@ from onnxcalib.compat.kinds import (
     QuantType,
     StaticQuantConfig,
 )
+from onnxcalib.compat.qdq_config import get_qdq_config
 from onnxcalib.compat.quantizing import quantize, quantize_dynamic, quantize_static
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "QuantFormat",
     "QuantType",
     "StaticQuantConfig",
+    "get_qdq_config",
     "quantize",
     "quantize_dynamic",
     "quantize_static",

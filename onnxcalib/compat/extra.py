@@ -24,14 +24,17 @@ class Extra:
 
 # False, an empty list or None are what onnxruntime does without the key.
 OFF = (False, None)
-ANY = ()  # changes nothing but onnxruntime's memory
+ANY = ()  # helps onnxruntime's own function, and changes nothing here
 TARGETS = "give onnxcalib.quantize a `target` that has it; `onnxcalib targets` lists them"
 EXTRAS: Mapping[str, Extra] = {
     "ActivationSymmetric": Extra(OFF, f"{LEAVE}, or {TARGETS}", static_only=False),
     "ActivationRestrictedAsymmetric": Extra(OFF, static_only=False),
     "WeightSymmetric": Extra((True, None), f"{LEAVE}: weights are symmetric", static_only=False),
     "EnableSubgraph": Extra((True, *OFF), static_only=False),  # branches of an If are quantized in any case
-    "ForceQuantizeNoInputCheck": Extra(OFF, static_only=False),
+    "ForceQuantizeNoInputCheck": Extra(
+        OFF, f"{LEAVE}; a get_qdq_config that sets it can be had from onnxcalib.compat instead", static_only=False
+    ),
+    "DefaultTensorType": Extra(ANY, static_only=False),  # types are inferred
     "MatMulConstBOnly": Extra((True, *OFF), static_only=False),
     "extra.Sigmoid.nnapi": Extra(OFF, static_only=False),
     "AddQDQPairToWeight": Extra(OFF, f"{LEAVE}: weights are stored quantized"),
@@ -43,7 +46,7 @@ EXTRAS: Mapping[str, Extra] = {
     "CalibMaxIntermediateOutputs": Extra(ANY),
     "CalibMovingAverage": Extra((True, *OFF)),
     "CalibMovingAverageConstant": Extra((0.01, None), f"{LEAVE}: every batch counts alike"),
-    "CalibPercentile": Extra((PERCENTILE, None), f"{LEAVE}: it is {PERCENTILE}"),
+    "CalibPercentile": Extra((PERCENTILE, 99.999, None), f"{LEAVE}: it is {PERCENTILE}"),
     "SmoothQuant": Extra(OFF, f"{LEAVE}; Recipe(pipeline='light') of onnxcalib.quantize equalizes channels"),
     "SmoothQuantAlpha": Extra((0.5, None)),
     "SmoothQuantFolding": Extra((True, None)),

@@ -6,14 +6,29 @@ import abc
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from onnxcalib.errors import RecipeError, near
 
 Word = TypeVar("Word", bound=enum.Enum)
 
 
-class QuantType(enum.Enum):
+class _Named(enum.Enum):
+    """Words that command lines take by their names, as argparse does with `type` and `choices`."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def from_string(cls, name: str) -> Self:
+        """The member of that name."""
+        try:
+            return cls[name]
+        except KeyError:
+            raise ValueError(f"'{name}' is none of {', '.join(cls.__members__)}") from None
+
+
+class QuantType(_Named):
     """The element type of quantized weights or activations."""
 
     QInt8 = 0
@@ -25,7 +40,7 @@ class QuantType(enum.Enum):
     QUInt4 = 6
 
 
-class QuantFormat(enum.Enum):
+class QuantFormat(_Named):
     """How a quantized graph is written."""
 
     QOperator = 0

@@ -25,8 +25,9 @@ class Nodes:
         self.source = "the given model" if isinstance(model, onnx.ModelProto) else str(model)
         proto = model if isinstance(model, onnx.ModelProto) else load(Path(model))
         self.ops = {node.name: node.op_type for node in all_nodes(proto.graph) if node.name}
-        self.kinds = {node.op_type for node in all_nodes(proto.graph)}
         graphs = graphs_of(read_prepared(model, target))
+        # Batch norms that were folded and Constants are no ops any more: naming them asks for nothing.
+        self.kinds = {node.op_type for graph in graphs for node in graph.model.proto.graph.node}
         self.layers = {layer.name: layer.op for graph in graphs for layer in graph.listed.layers}
         self._integer: dict[str, str] = {}  # ops between layers that are quantized with them
         for graph in graphs:
