@@ -158,7 +158,8 @@ class Candidates:
         return replace(self, shared=_without(self.shared, gone), inputs=inputs, dynamic=(*self.dynamic, *dynamic))
 
     def stitch(self, precisions: Mapping[str, Precision]) -> QuantPlan:
-        """The plan at these precisions; layers that read one tensor must agree on its bits."""
+        """The plan at these precisions; layers that read one tensor must agree on its bits, and float ones are left."""
+        precisions = {layer: precision for layer, precision in precisions.items() if not precision.is_float}
         bits: dict[str, int] = {}
         for layer, precision in precisions.items():
             shared = bits.setdefault(self.tensors[layer], precision.activation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,9 +17,8 @@ from models import feed_for
 WORDS = ("the", "file", "is", "small", "and", "it", "runs", "on", "every", "machine")
 
 
-def code_of(page: str) -> str:
-    (code,) = blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), "python")
-    return code
+def shown(page: str, language: str) -> list[str]:
+    return blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), language)
 
 
 def needs(*packages: str) -> None:
@@ -31,10 +31,19 @@ def test_a_pass_of_olive(tmp_path: Path) -> None:
     needs("olive")
     onnx.save(stand_in(), tmp_path / "model.onnx")
     np.savez(tmp_path / "calibration.npz", **feed_for(stand_in(), 24))
-    done = run([sys.executable, "-c", code_of("olive")], tmp_path)
-    assert done.returncode == 0, done.stderr
-    written = Path(tmp_path, done.stdout.splitlines()[-1])
-    assert written.stat().st_size < (tmp_path / "model.onnx").stat().st_size / 2
+    own, used = shown("olive", "python")
+    (tmp_path / "onnxcalib_pass.py").write_text(own)
+    for name, text in zip(("packages.json", "workflow.json"), shown("olive", "json"), strict=True):
+        (tmp_path / name).write_text(text)
+    (line,) = shown("olive", "bash")
+    workflow = ["-m", *shlex.split(line)[1:]]  # without the setting of PYTHONPATH: with -m, the folder is on it
+    for arguments in (["-c", used], workflow):
+        done = run([sys.executable, *arguments], tmp_path)
+        assert done.returncode == 0, done.stderr
+    for written in ("olive", "workflow"):
+        file = tmp_path / written / "model.onnx"
+        assert file.stat().st_size < (tmp_path / "model.onnx").stat().st_size / 2
+        assert "QuantizeLinear" in {node.op_type for node in onnx.load(file).graph.node}
 
 
 EXPORT = """
@@ -60,7 +69,7 @@ def test_a_folder_of_optimum(tmp_path: Path) -> None:
     (tmp_path / "sentences.txt").write_text("\n".join(lines))
     exported = run([sys.executable, "-c", EXPORT], tmp_path)
     assert exported.returncode == 0, exported.stderr
-    done = run([sys.executable, "-c", code_of("optimum")], tmp_path)
+    done = run([sys.executable, "-c", *shown("optimum", "python")], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "torch.Size" in done.stdout
     ops = {node.op_type for node in onnx.load(tmp_path / "quantized" / "model.onnx").graph.node}

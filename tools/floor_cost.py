@@ -2,8 +2,8 @@
 """What quantizing costs beside the least that it could: a float pass over the samples, and onnxruntime's quantizer.
 
     python tools/floor_cost.py MODEL.onnx DATA.npz      # any model; arrays by the names of its inputs, samples first
-    python tools/floor_cost.py chain                    # time and memory of 50, 100, 200 and 400 layers
-    python tools/benchmark.py ZOO floor                 # both, on the models of the benchmark
+    python tools/floor_cost.py MODEL.onnx DATA.npz plain "light, report"   # some of the rows
+    python tools/benchmark.py ZOO floor                 # the models of the benchmark, and chains of 50 to 400 layers
 
 Every figure comes from a process of its own. CPU seconds are those of all threads: on a busy machine they say more.
 """
@@ -15,23 +15,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
+from scaling import chains
 
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
+from onnxcalib.api import report
 from onnxcalib.model.read import read_prepared
+from onnxcalib.recipe import parse_bits
 from onnxcalib.targets import find_target
 
 Feed = dict[str, np.ndarray[Any, Any]]
 BATCH = 8
-CHAIN = (50, 100, 200, 400)
-CHANNELS, SIZE = 16, 8
+MIXED = Recipe(Pipeline.LIGHT, bits=parse_bits("w4a8,w8a8"), compression=0.18)
 
 
 def floor(cases: dict[str, Any], folder: Path) -> None:
@@ -41,55 +42,23 @@ def floor(cases: dict[str, Any], folder: Path) -> None:
     chains(folder)
 
 
-def compare(model: Path, data: Path) -> None:
-    """One model: each way of quantizing it in float passes, and beside quantize_static."""
-    found = {kind: _measured(kind, model, data) for kind in KINDS}
-    floats, static = found["float"], found["quantize_static"]
-    print(f"{model.stem}: a float pass takes {floats['seconds']:.2f} s, {floats['cpu']:.2f} s of CPU")
-    for kind in list(KINDS)[1:]:
-        row = found[kind]
-        passes, beside = row["seconds"] / floats["seconds"], row["seconds"] / static["seconds"]
-        print(
-            f"  {kind:16} {row['seconds']:7.2f} s {passes:6.1f} float passes {beside:5.2f} x quantize_static"
-            f"   CPU {row['cpu']:7.2f} s {row['cpu'] / static['cpu']:5.2f} x   peak {row['MB']:5} MB",
-            flush=True,
-        )
+def compare(model: Path, data: Path, kinds: Sequence[str] = ()) -> None:
+    """One model: each way of quantizing it in float passes, and beside quantize_static; by CPU time."""
+    wanted = [kind for kind in list(KINDS)[2:] if kind in kinds or not kinds]
+    floats, static = (_measured(kind, model, data) for kind in ("float", "quantize_static"))
+    print(f"{model.stem}: a float pass takes {floats['seconds']:.2f} s, {floats['cpu']:.2f} s of CPU", flush=True)
+    _tell("quantize_static", static, floats, static)
+    for kind in wanted:
+        _tell(kind, _measured(kind, model, data), floats, static)
 
 
-def chains(folder: Path) -> None:
-    """A layer more costs the same however many there are, and no memory but its own."""
-    for layers in CHAIN:
-        model, data = folder / f"chain_{layers}.onnx", folder / "chain.npz"
-        onnx.save(_chain(layers), model)
-        np.savez(data, x=np.random.default_rng(0).normal(size=(32, CHANNELS, SIZE, SIZE)).astype(np.float32))
-        for kind in ("plain", "light"):
-            row = _measured(kind, model, data)
-            print(
-                f"  {layers:3} layers, {kind:5} {row['seconds']:6.2f} s, CPU {row['cpu']:6.2f} s, "
-                f"{1000 * row['cpu'] / layers:5.1f} ms a layer, peak {row['MB']:4} MB",
-                flush=True,
-            )
-
-
-def _chain(layers: int) -> onnx.ModelProto:
-    rng, scale = np.random.default_rng(0), np.sqrt(2 / (9 * CHANNELS))
-    weights = [
-        onnx.numpy_helper.from_array((scale * rng.normal(size=(CHANNELS, CHANNELS, 3, 3))).astype(np.float32), f"w{i}")
-        for i in range(layers)
-    ]
-    nodes = []
-    for i in range(layers):
-        source = f"r{i - 1}" if i else "x"
-        nodes += [
-            onnx.helper.make_node("Conv", [source, f"w{i}"], [f"c{i}"], f"conv{i}", pads=[1, 1, 1, 1]),
-            onnx.helper.make_node("Relu", [f"c{i}"], [f"r{i}"], f"relu{i}"),
-        ]
-    ends = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", CHANNELS, SIZE, SIZE])
-        for name in ("x", f"r{layers - 1}")
-    ]
-    graph = onnx.helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+def _tell(kind: str, row: dict[str, Any], floats: dict[str, Any], static: dict[str, Any]) -> None:
+    print(
+        f"  {kind:16} {row['seconds']:7.2f} s {row['seconds'] / static['seconds']:5.2f} x quantize_static   "
+        f"CPU {row['cpu']:7.2f} s {row['cpu'] / static['cpu']:5.2f} x {row['cpu'] / floats['cpu']:6.1f} float passes   "
+        f"peak {row['MB']:5} MB",
+        flush=True,
+    )
 
 
 def _measured(kind: str, model: Path, data: Path) -> dict[str, Any]:
@@ -143,28 +112,29 @@ def _static(model: Path, data: Path) -> None:
         quantization.quantize_static(str(folded), written, Reader(_feeds(data, 1)), per_channel=True)
 
 
-def _ours(pipeline: Pipeline, model: Path, data: Path) -> None:
+def _ours(recipe: Recipe, model: Path, data: Path, *, with_report: bool = False) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        onnxcalib.quantize(model, data, Recipe(pipeline), output=Path(folder) / "written.onnx")
+        result = onnxcalib.quantize(model, data, recipe, output=Path(folder) / "written.onnx")
+        if with_report:
+            report(result, model, data, Path(folder) / "report.html")
 
 
 KINDS: dict[str, Callable[[Path, Path], None]] = {
     "float": _float,
     "quantize_static": _static,
-    "plain": lambda model, data: _ours(Pipeline.PLAIN, model, data),
-    "light": lambda model, data: _ours(Pipeline.LIGHT, model, data),
+    "plain": lambda model, data: _ours(Recipe(Pipeline.PLAIN), model, data),
+    "light": lambda model, data: _ours(Recipe(Pipeline.LIGHT), model, data),
+    "light, report": lambda model, data: _ours(Recipe(Pipeline.LIGHT), model, data, with_report=True),
+    "light w4a8,w8a8": lambda model, data: _ours(MIXED, model, data),
 }
 
 
 def main() -> None:
-    """One model, the chains, or one measurement of either."""
+    """One model, or one measurement of it."""
     if sys.argv[1:2] == ["--one"]:
         _one(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
-    elif sys.argv[1:] == ["chain"]:
-        with tempfile.TemporaryDirectory() as folder:
-            chains(Path(folder))
-    elif len(sys.argv) == 3:
-        compare(Path(sys.argv[1]), Path(sys.argv[2]))
+    elif len(sys.argv) > 2:
+        compare(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
     else:
         sys.exit(__doc__)
 

@@ -53,8 +53,9 @@ USUAL = {
         "bits=w4 pipeline=light",
     ),
     "stories": (
-        "bits=w8", "bits=w4 block_size=32", "bits=w4 block_size=32 pipeline=light", "bits=w8a8",
-        "bits=w8a8 pipeline=light", "bits=w4 block_size=16 overrides=logits/MatMul=w4 pipeline=light",
+        "bits=w8", "bits=w4 block_size=32", "bits=w4 block_size=32 pipeline=light",
+        "bits=w4 block_size=32 pipeline=advanced", "bits=w8a8", "bits=w8a8 pipeline=light",
+        "bits=w4 block_size=16 overrides=logits/MatMul=w4 pipeline=light",
         "bits=w4,w8 block_size=32 compression=0.18 pipeline=light",
     ),
     "field": ("bits=w8a8",),

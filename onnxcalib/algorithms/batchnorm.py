@@ -73,6 +73,7 @@ class Tuner:
     teacher: Teacher
     reference: BatchNormReference
     reach: float = REACH
+    rounds: int = ROUNDS
 
     def tune(self, plan: QuantPlan, progress: Progress) -> Tuned:
         """Rounds of tuning for as long as the held-out loss falls; the best plan of all is kept."""
@@ -80,7 +81,7 @@ class Tuner:
         if not any(layer.takes_bias for layer in self.layers):
             return Tuned(plan, before, before, 0)
         wanted: list[Tensors] = []
-        for done in range(ROUNDS):
+        for done in range(self.rounds):
             float_stats, quantized_stats = self.statistics(plan, progress, done, wanted)
             trials = [
                 refold(plan, self.layers, self.target, float_stats, quantized_stats, scale=scale)
@@ -91,7 +92,7 @@ class Tuner:
                 return Tuned(plan, before, best, done)
             best = min(losses)
             plan = trials[losses.index(best)]
-        return Tuned(plan, before, best, ROUNDS)
+        return Tuned(plan, before, best, self.rounds)
 
     def _loss(self, plan: QuantPlan) -> float:
         return self.teacher.loss_of(write_qdq(self.model, self.layers, plan, self.target.simulated))
@@ -123,7 +124,7 @@ class Tuner:
             sums[0].add(wanted[place], samples)
             sums[1].add(student.run({**feed, **_as_inputs(layers, wanted[place])}), samples)
             done += samples
-            progress("batch norm", done_rounds * len(self.data) + done, ROUNDS * len(self.data))
+            progress("batch norm", done_rounds * len(self.data) + done, self.rounds * len(self.data))
         return sums[0].statistics(), sums[1].statistics()
 
     def _wanted(self, layers: Sequence[Layer], measured: Tensors) -> Tensors:

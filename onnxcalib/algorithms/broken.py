@@ -72,15 +72,16 @@ class Reference:
     """The float outputs on some samples, at positions that count."""
 
     def __init__(self, model: Model, data: Dataset) -> None:
-        self._session, self._data = Session(model.proto, model.source), data
+        session, self._data = Session(model.proto, model.source), data
         names = list(find_output_kinds(model.proto))
-        self._batch = min(BATCH, fitting_batch(self._session, data))
+        self._batch = min(BATCH, fitting_batch(session, data))
         self._kept: list[tuple[Feed, Tensors]] | None = []
         signal, held = np.zeros(len(names)), 0
-        for feed, outputs in self._computed():
+        for feed, outputs in self._computed(session):
             signal += [_power(counted(outputs[name], positions_that_count(feed))) for name in names]
             held += sum(outputs[name].nbytes for name in names)
             self._kept = None if self._kept is None or held > KEPT_BYTES else [*self._kept, (feed, outputs)]
+        self._session = session if self._kept is None else None  # weights are held once, if that can be
         # Beside an output that is zero throughout, nobody can say what is much noise.
         self.names = [name for name, power in zip(names, signal, strict=True) if 0 < power < math.inf]
         self._signal = signal[[name in self.names for name in names]]
@@ -88,7 +89,7 @@ class Reference:
     def ratios(self, run: Callable[[Feed], Tensors]) -> FloatArray:
         """Noise over signal of each output; what is not a number counts as all noise."""
         noise = np.zeros(len(self.names))
-        for feed, exact in self._computed() if self._kept is None else self._kept:
+        for feed, exact in self._computed(self._session) if self._session is not None else self._kept or ():
             made, counts = run(feed), positions_that_count(feed)
             with np.errstate(invalid="ignore", over="ignore"):
                 for place, name in enumerate(self.names):
@@ -96,8 +97,8 @@ class Reference:
                     noise[place] += _power(wanted, in_shape(wanted.shape, counted(made[name], counts)))
         return np.clip(np.nan_to_num(noise / self._signal, nan=np.inf), 1e-30, 1e30)
 
-    def _computed(self) -> Iterator[tuple[Feed, Tensors]]:
-        return ((feed, self._session.run(feed)) for feed in self._data.batches(self._batch))
+    def _computed(self, session: Session) -> Iterator[tuple[Feed, Tensors]]:
+        return ((feed, session.run(feed)) for feed in self._data.batches(self._batch))
 
 
 def _power(values: npt.NDArray[Any], other: npt.NDArray[Any] | None = None) -> float:

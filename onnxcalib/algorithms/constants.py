@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from onnx import numpy_helper
 
 from onnxcalib.algorithms.narrow_tables import NARROW, narrowed
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.algorithms.tied import tied_layers
 from onnxcalib.data import Dataset, first
 from onnxcalib.data.absent import is_absent
+from onnxcalib.model.external import values_of
 from onnxcalib.model.io import copied
 from onnxcalib.model.large_constants import LEAST, LargeConstant, large_constants
 from onnxcalib.model.layers import Layer
@@ -107,7 +107,7 @@ def candidates(
 
 def _candidate(constant: LargeConstant, axis: int | None) -> Candidate | None:
     """The constant on its best grid, or on that of a layer that reads it too; None where that is no gain."""
-    values = numpy_helper.to_array(constant.tensor)
+    values = values_of(constant.tensor)
     if not np.isfinite(values).all() or not (constant.is_weight or values.size >= LEAST_OTHER):
         return None
     qparams = max(
@@ -186,7 +186,7 @@ def _at_sixteen_bits(model: Model, constants: Mapping[int, StoredConstant]) -> d
     wide: dict[int, StoredConstant] = {}
     for place, found in enumerate(large_constants(model.proto.graph)):
         if place in constants:
-            values, it = numpy_helper.to_array(found.tensor), constants[place]
+            values, it = values_of(found.tensor), constants[place]
             axis = None if it.qparams.block is not None else it.qparams.axis
             qparams = weight_qparams(values, SCHEMES[16], axis, "minmax")
             wide[place] = replace(it, quantized=quantize(values, qparams), qparams=qparams)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from onnx import numpy_helper
-
+from onnxcalib.model.external import values_of
 from onnxcalib.model.graph import attributes
 from onnxcalib.model.large_constants import LargeConstant
 from onnxcalib.numerics.quant_params import QuantScheme, quantize
@@ -63,6 +62,6 @@ def is_table(constant: LargeConstant) -> bool:
 
 
 def _at_four_bits(constant: LargeConstant, stored: StoredConstant) -> StoredConstant:
-    values = numpy_helper.to_array(constant.tensor)
+    values = values_of(constant.tensor)
     qparams = weight_qparams(values, NARROW, 0, "mse")
     return replace(stored, quantized=quantize(values, qparams), qparams=qparams)

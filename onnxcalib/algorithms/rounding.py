@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from onnxcalib.algorithms.calibration import Statistics
 from onnxcalib.algorithms.tied import SHARED_BITS, Tied
+from onnxcalib.data.arrays import give_back
 from onnxcalib.model.layers import Layer, weights_of
 from onnxcalib.model.placement import InsertionPoints, QuantizedTensor
 from onnxcalib.model.prepare import Model
@@ -153,6 +154,7 @@ class Rounding:
             else:
                 qparams = weight_qparams(weight, scheme, axis, method)
             self._weights[key] = _Rounded(qparams, quantize(weight, qparams))
+            give_back(weight)
         return self._weights[key]
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.analysis.diagnose import SAMPLES, showing
+from onnxcalib.analysis.captured import showing
+from onnxcalib.analysis.diagnose import SAMPLES
 from onnxcalib.analysis.evaluate import Evaluation, evaluate_files
 from onnxcalib.data import Dataset, Preprocess, first, open_data
 from onnxcalib.errors import ModelError

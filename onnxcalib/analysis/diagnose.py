@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxcalib.analysis.captured import Both, Captured
 from onnxcalib.data import Dataset, Preprocess, first, open_data, shuffled
-from onnxcalib.data.padding import positions_that_count
 from onnxcalib.errors import ModelError
 from onnxcalib.model.equalize import equalized_as
 from onnxcalib.model.layers import Layer, LayerList, find_layers
@@ -20,17 +21,19 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantized import QuantizedFile
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs, typed
-from onnxcalib.model.subgraph import after, upstream, with_outputs
+from onnxcalib.model.subgraph import Cutter
 from onnxcalib.numerics.fit import in_shape
-from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, Reference, kept_of, sqnr_db
-from onnxcalib.numerics.positions import Counts, counted
+from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, sqnr_db
+from onnxcalib.numerics.positions import counted
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import Recipe
-from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in
+from onnxcalib.runtime.session import Session, Tensors
 from onnxcalib.targets import find_target
 
 SAMPLES = 64
+MANY_LAYERS, LEAST_SAMPLES = 64, 8  # what follows a layer is run on all samples with so many layers, and on so many
+DISK_BYTES = 4 * 2**30  # of captured tensors at a time
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Diagnosis:
     samples: int
     loss: float
     layers: tuple[LayerDiagnosis, ...]
+    alone_samples: int  # of the losses of single layers
 
 
 def diagnose_file(
@@ -73,31 +77,54 @@ def diagnose_file(
 
 
 def diagnose(
-    model: Model, layers: Sequence[Layer], file: QuantizedFile, data: Dataset, progress: Progress
+    model: Model,
+    layers: Sequence[Layer],
+    file: QuantizedFile,
+    data: Dataset,
+    progress: Progress,
+    disk_bytes: int = DISK_BYTES,
 ) -> Diagnosis:
-    """Requires a file that was made from the model; streams over a few samples, both models side by side."""
+    """Requires a file that was made from the model; both run once on a few samples, then layer after layer.
+
+    What layers read lies on disk meanwhile, and what comes after one is open for as long as it is looked at.
+    """
     teacher, data = typed(model.proto), first(data, SAMPLES)
     pairs, kinds = Pairs(teacher, file.proto, layers), find_output_kinds(teacher)
-    known = {layer.name for layer in file.layers}
+    cutters, known = (Cutter(teacher), Cutter(file.proto)), {layer.name for layer in file.layers}
     probes = [
-        _Probe(teacher, file.proto, layer, pairs, ModelLoss(kinds, temperature=TEMPERATURE))
+        _Probe(*cutters, layer, pairs, ModelLoss(kinds, temperature=TEMPERATURE))
         for layer in layers
         if layer.name in known and layer.summed in pairs.quantized_of
     ]
-    wanted = [name for probe in probes for name in (*probe.reads.values(), probe.reference, *probe.fed)]
-    sessions = showing(teacher, wanted), showing(file.proto, [probe.output for probe in probes])
-    batch = min(fitting_batch(session, data) for session in sessions)
-    loss, done = ModelLoss(kinds, temperature=TEMPERATURE), 0
-    for feed in data.batches(batch):
-        floats, quantized = ({**feed, **session.run(feed)} for session in sessions)
-        counts = positions_that_count(feed)
-        kept = kept_of(floats, loss.kinds, counts)
-        loss.update(kept, quantized, counts=counts)
-        for probe in probes:
-            probe.update(floats, quantized, kept, counts)
-        done += samples_in(feed, data)
-        progress("diagnose", min(done, len(data)), len(data))
-    return Diagnosis(done, loss.value, tuple(probe.diagnosis() for probe in probes))
+    both = Both(teacher, file.proto, data, ModelLoss(kinds, temperature=TEMPERATURE))
+    sizes = both.measure([name for probe in probes for name in probe.floats], [probe.output for probe in probes])
+    # What follows a layer runs once for each: on fewer samples where there are many, so that all of it stays linear.
+    most = max(SAMPLES * MANY_LAYERS // max(len(probes), 1), LEAST_SAMPLES)
+    found = list[LayerDiagnosis]()
+    for chunk in _chunks(probes, *sizes, disk_bytes / max(len(data), 1)):
+        with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
+            names = dict.fromkeys(name for probe in chunk for name in probe.floats)
+            captured = both.capture(names, [probe.output for probe in chunk], Path(folder))
+            for probe in chunk:
+                found.append(probe.diagnosis(captured, most))
+                progress("diagnose", len(found), len(probes))
+    return Diagnosis(both.samples, both.loss.value, tuple(found), min(most, both.samples))
+
+
+def _chunks(
+    probes: Sequence[_Probe], floats: Mapping[str, int], quantized: Mapping[str, int], most: float
+) -> Iterator[list[_Probe]]:
+    """Layers in order whose tensors fit on disk together; one chunk at least, for the loss of the whole."""
+    chunk, held, taken = list[_Probe](), set[str](), 0
+    for probe in probes:
+        wider = held | set(probe.floats)
+        taken += quantized.get(probe.output, 0)
+        if chunk and taken + sum(floats.get(name, 0) for name in wider) > most:
+            yield chunk
+            chunk, wider, taken = [], set(probe.floats), quantized.get(probe.output, 0)
+        chunk.append(probe)
+        held = wider
+    yield chunk
 
 
 class Pairs:
@@ -121,48 +148,45 @@ class Pairs:
 class _Probe:
     """One layer as it is in the file, fed by the float model, and what of the float model comes after it."""
 
-    def __init__(
-        self, model: onnx.ModelProto, file: onnx.ModelProto, layer: Layer, pairs: Pairs, loss: ModelLoss
-    ) -> None:
+    def __init__(self, model: Cutter, file: Cutter, layer: Layer, pairs: Pairs, loss: ModelLoss) -> None:
         self.name, self.reference = layer.name, layer.summed
         self.output = pairs.quantized_of[layer.summed]
         # What lies between a MatMul and its bias is inside the layer.
-        outside = set(pairs.float_of) - {pairs.quantized_of.get(layer.output)}
-        part, reads = upstream(file, [self.output], outside)
-        self.alone, self.reads = Session(part, pool=False), {name: pairs.float_of[name] for name in reads}
-        self.columns = pairs.columns
-        rest, self.fed = after(model, layer.summed)
-        self.rest = Session(rest, pool=False) if rest is not None else None
-        self.loss = loss
-        self.signal = self.noise = self.own = 0.0
+        self._model, self._file = model, file
+        self._outside = set(pairs.float_of) - {pairs.quantized_of.get(layer.output)}
+        self.reads = {name: pairs.float_of[name] for name in file.upstream([self.output], self._outside)[1]}
+        self.columns, self.fed, self.loss = pairs.columns, model.fed_after(layer.summed), loss
 
-    def update(self, floats: Tensors, quantized: Tensors, kept: Reference, counts: Counts | None) -> None:
-        alone = self.alone.run({name: self._as_read(name, floats[twin]) for name, twin in self.reads.items()})
-        made = {self.reference: self._as_made(alone[self.output], floats)}
-        reference = counted(floats[self.reference], counts).astype(np.float64)
-        self.signal += float((reference**2).sum())
-        met = in_shape(reference.shape, counted(self._as_made(quantized[self.output], floats), counts))
-        self.noise += float(((reference - met) ** 2).sum())
-        self.own += float(((reference - counted(made[self.reference], counts)) ** 2).sum())
-        if self.rest is not None:
-            made |= self.rest.run({**made, **{name: floats[name] for name in self.fed}})
-        # Outputs that do not depend on the layer are the float model's own.
-        self.loss.update(kept, floats | made, counts=counts)
+    @property
+    def floats(self) -> list[str]:
+        """The tensors of the float model that are looked at."""
+        return [*self.reads.values(), self.reference, *self.fed]
+
+    def diagnosis(self, captured: Captured, most: int) -> LayerDiagnosis:
+        """The layer on all samples, and what comes after it on so many of them."""
+        alone = Session(self._file.upstream([self.output], self._outside)[0])
+        rest, _ = self._model.after(self.reference)
+        following = Session(rest) if rest is not None else None
+        signal = noise = own = 0.0
+        done = 0
+        for floats, quantized, kept, counts, samples in captured.batches(self.floats, [self.output]):
+            fed = {name: self._as_read(name, floats[twin]) for name, twin in self.reads.items()}
+            made = {self.reference: self._as_made(alone.run(fed)[self.output], floats)}
+            reference = counted(floats[self.reference], counts).astype(np.float64)
+            signal += float((reference**2).sum())
+            met = in_shape(reference.shape, counted(self._as_made(quantized[self.output], floats), counts))
+            noise += float(((reference - met) ** 2).sum())
+            own += float(((reference - counted(made[self.reference], counts)) ** 2).sum())
+            if done < most:
+                if following is not None:
+                    made |= following.run({**made, **{name: floats[name] for name in self.fed}})
+                # Outputs that do not depend on the layer are the float model's own.
+                self.loss.update(kept, floats | made, counts=counts)
+            done += samples
+        return LayerDiagnosis(self.name, sqnr_db(signal, noise), sqnr_db(signal, own), self.loss.value)
 
     def _as_read(self, name: str, value: Array) -> Array:
         return value.reshape(-1, self.columns[name]) if name in self.columns else value
 
     def _as_made(self, value: Array, floats: Tensors) -> Array:
         return value.reshape(floats[self.reference].shape) if self.output in self.columns else value
-
-    def diagnosis(self) -> LayerDiagnosis:
-        alone, together = (sqnr_db(self.signal, noise) for noise in (self.own, self.noise))
-        return LayerDiagnosis(self.name, together, alone, self.loss.value)
-
-
-def showing(model: onnx.ModelProto, names: Collection[str]) -> Session:
-    """The model with inner tensors among its outputs."""
-    inputs = {value.name for value in model.graph.input}
-    outputs = [value.name for value in model.graph.output]
-    shown = [name for name in dict.fromkeys(names) if name not in inputs and name not in outputs]
-    return Session(with_outputs(model, [*outputs, *shown]))

@@ -17,11 +17,11 @@ from onnxcalib.mixed_precision import table_files
 from onnxcalib.mixed_precision.allocate import Allocation
 from onnxcalib.mixed_precision.assignment import METHODS, solve
 from onnxcalib.mixed_precision.curve import Point
-from onnxcalib.mixed_precision.request import Request, add_cost_tables, naming_rows
+from onnxcalib.mixed_precision.request import Request, add_cost_tables, naming_rows, offered
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.pipeline import sweep
 from onnxcalib.progress import Progress, silent
-from onnxcalib.recipe import MIN_BITS, MixedPrecisionOptions, Pipeline, Precision, Recipe
+from onnxcalib.recipe import MixedPrecisionOptions, Pipeline, Precision, Recipe
 from onnxcalib.runtime.providers import using
 
 ANY_SIZE = 2.0  # a compression that every assignment keeps, for a list of bits needs something to aim for
@@ -94,10 +94,9 @@ def allocate(  # noqa: PLR0913 - as many as the command has options
     if method not in METHODS:
         raise RecipeError(f"'{method}' is not a choice for `method`.", f"Choose {', '.join(METHODS)}.")
     found = table if isinstance(table, SensitivityTable) else table_files.load(Path(table))
-    # The table says what each layer may take; the recipe's own list of bits decides nothing here.
     lists: dict[str, Any] = {"limits": limits, "costs": costs, "overrides": overrides}
     recipe = Recipe(
-        Pipeline.LIGHT, (Precision(MIN_BITS, MIN_BITS), found.base), edge_bits,
+        Pipeline.LIGHT, offered(found), edge_bits,
         compression=compression, max_loss=max_loss, minimise=minimise, **lists,
     )  # fmt: skip
     recipe = naming_rows(recipe, found)

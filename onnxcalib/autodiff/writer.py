@@ -12,6 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxcalib.model.builder import ProtoBuilder
+from onnxcalib.model.external import values_of
 from onnxcalib.model.graph import attributes
 from onnxcalib.model.io import opset_of
 from onnxcalib.model.shapes import inferred
@@ -60,7 +61,7 @@ class Facts:
     def value(self, name: str) -> Array | None:
         """The value of a constant, None for anything else."""
         tensor = self.constants.get(name)
-        return None if tensor is None else numpy_helper.to_array(tensor)
+        return None if tensor is None else values_of(tensor)
 
     def same_shape(self, first: str, second: str) -> bool:
         """Whether two tensors surely have the same shape."""

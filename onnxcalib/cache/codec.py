@@ -13,6 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from onnxcalib.data.arrays import give_back
 from onnxcalib.errors import OnnxcalibError
 from onnxcalib.numerics.quant_params import Array
 
@@ -127,6 +128,7 @@ def checksum(text: str, arrays: Sequence[Array]) -> str:
     for array in arrays:
         total.update(f"{array.dtype.str}{array.shape}".encode())
         total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        give_back(array)
     return total.hexdigest()
 
 

@@ -8,6 +8,7 @@ import onnx
 
 from onnxcalib.cache.codec import checksum, digest
 from onnxcalib.data import Dataset
+from onnxcalib.model.external import embedded_tensor
 from onnxcalib.model.io import without_weights
 
 BATCH = 16
@@ -16,8 +17,9 @@ BATCH = 16
 def model_digest(model: onnx.ModelProto) -> str:
     """Names a model of any size: protobuf serializes no more than 2 GB at a time."""
     total = hashlib.sha256()
-    for part in (without_weights(model), *model.graph.initializer):
-        total.update(part.SerializeToString(deterministic=True))
+    total.update(without_weights(model).SerializeToString(deterministic=True))
+    for tensor in model.graph.initializer:
+        total.update(embedded_tensor(tensor).SerializeToString(deterministic=True))
     return total.hexdigest()
 
 

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from onnxcalib.cache.codec import UnpackError, checksum, pack, unpack
-from onnxcalib.data.arrays import Npz
+from onnxcalib.data.arrays import Npz, give_back
 from onnxcalib.errors import DataError, OutputError, first_line
-from onnxcalib.files import replacing
+from onnxcalib.files import check_regular, replacing
 from onnxcalib.numerics.quant_params import Array
 
 FORMAT = "onnxcalib value 1"
 TOLD = ("format", "stage", "key", "when", "about")  # of every value
 SUFFIX = ".npz"
+LARGE_VALUE, LARGE_ARRAY = 2**28, 2**16  # bytes of a file, and of an array in it that is worth mapping
 
 
 class DamagedError(OutputError):
@@ -41,8 +42,9 @@ class Entry:
 class Store:
     """A folder of values by key."""
 
-    def __init__(self, folder: Path, classes: Mapping[str, type] = {}) -> None:
+    def __init__(self, folder: Path, classes: Mapping[str, type] = {}, large: int = LARGE_VALUE) -> None:
         self.folder, self.classes = folder, classes  # of the values, by name
+        self.large = large  # bytes of a file from which on its arrays are mapped, not read
         self._one_writer = threading.Lock()
 
     def put(self, stage: str, key: str, value: Any, **more: Any) -> None:
@@ -61,7 +63,7 @@ class Store:
         path = self.path(stage, key)
         if not path.exists() and not path.is_symlink():
             return None
-        header, tree, arrays = _read(path)
+        header, tree, arrays = _read(path, self.large)
         if header["key"] != key:
             raise DamagedError(f"{path} holds the value of another key.")
         try:
@@ -77,19 +79,21 @@ class Store:
         """All values, each read and checked."""
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             try:
-                header = _read(path)[0]
+                header = _read(path, self.large)[0]
             except DamagedError:
                 header = None
             yield Entry(path, path.stat().st_size, header)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], str, list[Array]]:
+def _read(path: Path, least: int) -> tuple[dict[str, Any], str, list[Array]]:
     try:
         file = Npz(path)
         if not all(map(file.is_plain, file.names)):  # as it was written; what is packed may be larger than all memory
             raise DamagedError(f"{path} is damaged: it is compressed.")
         header, tree, wanted = (file[name].tobytes().decode() for name in ("header", "tree", "checksum"))
-        arrays = [np.array(file[f"a{number}"]) for number in range(len(file.names) - 3)]
+        mapped = (file[f"a{number}"] for number in range(len(file.names) - 3))
+        large = check_regular(path) >= least
+        arrays = [np.asarray(array) if large and array.nbytes >= LARGE_ARRAY else np.array(array) for array in mapped]
     except DataError as error:
         if isinstance(error.__cause__, PermissionError):
             raise OutputError(error.message, "Check its permissions.") from error
@@ -115,6 +119,7 @@ def _write(path: Path, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
+            give_back(array)
 
 
 def _as_bytes(text: str) -> Array:

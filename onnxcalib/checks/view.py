@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
+from onnxcalib.model.external import values_of
 from onnxcalib.model.float_nodes import LAYER_OPS
 from onnxcalib.model.folded import folded
 from onnxcalib.model.graph import GraphIndex, attributes
@@ -96,7 +97,7 @@ class View:
     def value(self, name: str) -> Array | None:
         """The value of a stored tensor."""
         tensor = self.initializer(name)
-        return None if tensor is None else onnx.numpy_helper.to_array(tensor)
+        return None if tensor is None else values_of(tensor)
 
     def maker(self, name: str) -> onnx.NodeProto | None:
         """The node that makes a tensor."""

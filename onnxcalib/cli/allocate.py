@@ -14,10 +14,10 @@ from onnxcalib.cli.tables import allocation_line, allocation_table
 from onnxcalib.errors import RecipeError
 from onnxcalib.files import check_outputs, replacing
 from onnxcalib.mixed_precision.assignment import METHODS, solve
-from onnxcalib.mixed_precision.request import Request, add_cost_tables, naming_rows
+from onnxcalib.mixed_precision.request import Request, add_cost_tables, naming_rows, offered
 from onnxcalib.mixed_precision.table_files import load
 from onnxcalib.pipeline.inputs import files_read
-from onnxcalib.recipe import MIN_BITS, Pipeline, Precision, parse_pair
+from onnxcalib.recipe import Pipeline, parse_pair
 
 
 @click.command()
@@ -38,8 +38,7 @@ def allocate(table: Path, method: str, output: Path | None, **options: Any) -> N
         costs = [parse_pair("cost", text)[1] for text in options["costs"]]
         check_outputs({"--output": output}, files_read(table, *costs))
     loaded = load(table)
-    # The table says what each layer may take; the recipe's own list of bits decides nothing here.
-    recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=(Precision(MIN_BITS, MIN_BITS), loaded.base))
+    recipe = recipe_from(options, pipeline=Pipeline.LIGHT, bits=offered(loaded))
     if recipe.mixed_precision.max_drop is not None:
         raise RecipeError("`max_drop` has no effect on a table: it is measured.", "Give it to onnxcalib quantize.")
     recipe = naming_rows(recipe, loaded)

@@ -110,7 +110,8 @@ def stage_summary(result: Result) -> list[str]:
     if result.rounding is not None:
         lines += _rounding(result.rounding)
     if result.tuned is not None:
-        kept = f", kept after {result.tuned.rounds} rounds" if result.tuned.rounds else ""
+        rounds = result.tuned.rounds
+        kept = f", kept after {rounds} round{'s' * (rounds > 1)}" if rounds else ""
         lines.append(f"batch-norm tuning: {_fall(result.tuned)}{kept}")
     if result.trained is not None:
         lines.append(f"sequential {result.recipe.get('layer_optimizer')}: {_fall(result.trained)}")

@@ -10,13 +10,15 @@ import re
 import shutil
 import struct
 import tempfile
+import threading
 import tokenize
+import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -53,14 +55,42 @@ def map_at(file: IO[bytes], where: str, offset: int, end: int) -> Array:
         raise DataError(f"{where} is cut short: {max(end - start, 0)} of its {needed} bytes are there.", _REWRITE)
     if needed == 0:  # nothing cannot be mapped
         return np.empty(shape, dtype)
-    return np.memmap(file, dtype, "r", start, shape, "F" if fortran else "C")
+    return mapped(file, dtype, start, shape, "F" if fortran else "C")
+
+
+def mapped(
+    file: str | IO[bytes], dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], order: Literal["C", "F"] = "C"
+) -> Array:
+    """Maps an array, and remembers it, for all of them to be given back at once."""
+    array = np.memmap(file, dtype, "r", offset, shape, order)
+    with _LOCK:
+        _MAPS.add(array._mmap)  # type: ignore[attr-defined]
+    return array
 
 
 def give_back(array: Array) -> None:
     """Give mapped pages back: until then they count as this process's memory, sample after sample."""
-    mapped = getattr(array, "_mmap", None)
-    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
+    base: Any = array
+    while isinstance(base, np.ndarray) and not hasattr(base, "_mmap"):
+        base = base.base
+    _give_back(getattr(base, "_mmap", None))
+
+
+def give_all_back() -> None:
+    """The same for all that is mapped; who reads it again gets it from the file."""
+    with _LOCK:
+        pages = list(_MAPS)
+    for each in pages:
+        _give_back(each)
+
+
+def _give_back(pages: mmap.mmap | None) -> None:
+    if pages is not None and hasattr(mmap, "MADV_DONTNEED"):
+        pages.madvise(mmap.MADV_DONTNEED)
+
+
+_LOCK = threading.Lock()
+_MAPS: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 class Npz:

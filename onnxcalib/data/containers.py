@@ -63,6 +63,12 @@ class _Anew:
         return iter(found) if self.transform is None else map(self.transform, found)
 
 
+def batches_samples(source: Any) -> bool:
+    """Whether an object says that its items are batches of samples: torch's loaders do, and tf.data's sets."""
+    given = source.source if isinstance(source, Transformed) else source
+    return isinstance(getattr(given, "batch_size", None), int) or hasattr(given, "element_spec")
+
+
 def items_of(source: Any) -> tuple[str, Iterable[Any], bool] | None:
     """What a Python object is called, its items, and whether they can be had only once; None if it has none."""
     transform = None
@@ -70,7 +76,9 @@ def items_of(source: Any) -> tuple[str, Iterable[Any], bool] | None:
         source, transform = source.source, source.transform
     if isinstance(source, type):  # whoever gives a class forgot to make an object of it
         return None
-    if callable(getattr(source, "get_next", None)):
+    # An iterator of tf.data has a get_next too, which raises at the end: what is an iterator tells its end by itself.
+    rewinds, iterates = callable(getattr(source, "rewind", None)), isinstance(source, Iterator)
+    if callable(getattr(source, "get_next", None)) and (rewinds or not iterates):
         return "python data reader", _Anew(lambda: _read(source), transform), True
     if isinstance(source, Iterable):
         found = iter(source)

@@ -101,7 +101,9 @@ def from_files(
     return FeedDataset(source, found.labels, found.places, read, titles.__getitem__, **found.cut)
 
 
-def from_iterable(source: str, inputs: Sequence[InputSpec], feeds: Iterable[object]) -> FeedDataset:
+def from_iterable(
+    source: str, inputs: Sequence[InputSpec], feeds: Iterable[object], *, batched: bool = False
+) -> FeedDataset:
     """Feeds that a Python object yields, every time it is asked; a sequence is read at any place."""
     title = partial(_title, f"the {source}")
 
@@ -114,15 +116,17 @@ def from_iterable(source: str, inputs: Sequence[InputSpec], feeds: Iterable[obje
         for number, item in zip(numbers, items(numbers), strict=False):
             yield check_feed(item, inputs, title(number))[0]
 
-    found = _survey(feeds, inputs, source, title, lambda _, feed: fingerprint(feed))
+    found = _survey(feeds, inputs, source, title, lambda _, feed: fingerprint(feed), batched=batched)
     streamed = not isinstance(feeds, Sequence)
     return FeedDataset(source, found.labels, found.places, read, title, streamed, **found.cut)
 
 
-def from_one_shot(source: str, inputs: Sequence[InputSpec], feeds: Iterable[object]) -> FeedDataset:
+def from_one_shot(
+    source: str, inputs: Sequence[InputSpec], feeds: Iterable[object], *, batched: bool = False
+) -> FeedDataset:
     """Feeds that can be had only once: they are written to a temporary folder, one in memory at a time."""
     spool, title = _SpooledFeeds(inputs), partial(_title, f"the {source}")
-    found = _survey(feeds, inputs, source, title, spool.write)
+    found = _survey(feeds, inputs, source, title, spool.write, batched=batched)
     return FeedDataset(source, found.labels, found.places, spool.read, title, **found.cut)
 
 
@@ -195,14 +199,17 @@ def _survey(
     source: str,
     title: Callable[[int], str],
     keep: Callable[[int, Feed], bytes | None] = lambda _number, _feed: None,
+    *,
+    batched: bool = False,  # whether dicts are batches of samples
 ) -> _Survey:
     """Check every feed once; tell where each lies, the labels of all, and whether they can be cut."""
     found, labels, cut = [], [], _Cut()
     for number, item in enumerate(items):
         feed, some = check_feed(item, inputs, title(number))
         # A dict is fed as it is, for its first axis may be time; a loader's batches, and what has labels, are samples.
-        batched = not isinstance(item, Mapping) or (some is not None and len(some) > 1) or samples_in(feed) == 1
-        found.append((samples_in(cut.seen(feed, batched=batched)), keep(number, feed)))
+        labelled = some is not None and len(some) > 1
+        samples = batched or not isinstance(item, Mapping) or labelled or samples_in(feed) == 1
+        found.append((samples_in(cut.seen(feed, batched=samples)), keep(number, feed)))
         if some is not None:
             labels.append(some)
         if len(labels) not in (0, len(found)):

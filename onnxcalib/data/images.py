@@ -22,7 +22,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 
 
 def open_images(folder: Path, inputs: Sequence[InputSpec], preprocess: Preprocess | None) -> SampleDataset:
-    """Images of a folder, or of one sub-folder a class, whose plain sorted names give the labels 0, 1, ..."""
+    """Images of a folder, or of one sub-folder a class, labelled by the numbers or the order of their names."""
     if len(inputs) != 1:
         hint = "Give arrays by input name in a .npz file instead."
         raise DataError(f"{folder} holds images, but the model has {len(inputs)} inputs, not one.", hint)
@@ -87,8 +87,17 @@ def _listed(folder: Path) -> tuple[list[Path], Array | None]:
     if flat:
         return flat, None
     groups = [images_in(path) for path in classes]
-    labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    labels = np.repeat(_numbered([path.name for path in classes]), [len(group) for group in groups])
     return [path for group in groups for path in group], labels
+
+
+def _numbered(names: list[str]) -> list[int]:
+    """The class of each folder: its number where all are numbered, from 0 or without a gap from 1; else its place."""
+    if not all(name.isascii() and name.isdecimal() for name in names):
+        return list(range(len(names)))
+    numbers = [int(name) for name in names]
+    start = 1 if sorted(numbers) == list(range(1, len(names) + 1)) else 0
+    return [number - start for number in numbers]
 
 
 def _pillow() -> ModuleType:

@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxcalib.data.arrays import Npz, readable
 from onnxcalib.data.check import as_array, check_label_header, check_names
-from onnxcalib.data.containers import Transformed, items_of
+from onnxcalib.data.containers import Transformed, batches_samples, items_of
 from onnxcalib.data.feeds import FeedDataset, from_iterable, from_one_shot
 from onnxcalib.data.folder import open_folder, refuse_preprocess
 from onnxcalib.data.images import SUFFIXES
@@ -48,7 +48,8 @@ def open_data(source: Any, inputs: Sequence[InputSpec], preprocess: Preprocess |
     if found is None:
         raise DataError(f"A {type(source).__name__} is no data.", _KINDS)
     name, items, once = found
-    return from_one_shot(name, inputs, items) if once else from_iterable(name, inputs, items)
+    opened = from_one_shot if once else from_iterable
+    return opened(name, inputs, items, batched=batches_samples(source))
 
 
 def data_files(path: Path) -> Iterator[Path]:

@@ -48,7 +48,7 @@ class DaskWorkers(Workers):
             scattered = shared.future(lost=error is not None)
             return self.executor.submit(carry_out, _with_parcel, work, provider, scattered, *given, expected=software())
 
-        return Relay(send)
+        return Relay(send, apart=True)
 
     def told(self, error: BaseException) -> BaseException:
         """The error for the user."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -13,11 +14,14 @@ Send = Callable[[BaseException | None], Future[Any] | None]
 
 
 class Relay(Future[Any]):
-    """Done once a try is, unless its error is one that another try may mend."""
+    """Done once a try is, unless its error is one that another try may mend.
 
-    def __init__(self, send: Send) -> None:
+    Apart: another thread sends again, where the one that tells of an end is the loop that sending has to wait for.
+    """
+
+    def __init__(self, send: Send, *, apart: bool = False) -> None:
         super().__init__()
-        self._send = send
+        self._send, self._apart = send, apart
         self._last: Future[Any] | None = None
         self._watch(send(None))
 
@@ -39,7 +43,10 @@ class Relay(Future[Any]):
         try:
             value = value_of(future.result())
         except BaseException as error:  # the future carries it to whoever waits
-            self._fail(error)
+            if self._apart:
+                threading.Thread(target=self._fail, args=(error,), daemon=True).start()
+            else:
+                self._fail(error)
         else:
             if self.set_running_or_notify_cancel():
                 self.set_result(value)

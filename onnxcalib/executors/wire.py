@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from onnxcalib.model.external import embedded_tensor, has_external
 from onnxcalib.model.io import PROTOBUF_LIMIT, without_weights
 
 ALIGNED = 64  # bytes, as arrays in files are
@@ -24,9 +25,9 @@ class UnsendableError(Exception):
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """Models of any size; what the user's own script defines is unknown to a process that does not run it."""
-        if isinstance(value, onnx.ModelProto) and value.ByteSize() >= PROTOBUF_LIMIT:
-            parts = (without_weights(value), *value.graph.initializer)
-            return _model, tuple(part.SerializeToString() for part in parts)
+        if isinstance(value, onnx.ModelProto) and (has_external(value) or value.ByteSize() >= PROTOBUF_LIMIT):
+            weights = (embedded_tensor(tensor).SerializeToString() for tensor in value.graph.initializer)
+            return _model, (without_weights(value).SerializeToString(), *weights)
         if getattr(value, "__module__", None) == "__main__" and (isinstance(value, type) or callable(value)):
             raise UnsendableError(f"{value!r} is defined in the script itself")
         return NotImplemented

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,12 @@ class Problem:
     candidate_precisions: CandidatePrecisions
     base: Precision
     constants: Sequence[StoredConstant] = ()  # what else is stored as integers
+
+    @property
+    def highest(self) -> Precision:
+        """The base, or where that is float the highest precision of what is quantized, which every layer may get."""
+        offered = [set(choices) for choices in self.candidate_precisions.values()]
+        return max(choice for choice in set.intersection(*offered) if not choice.is_float)
 
     def each(self, cost: Callable[[Layer, Precision], float]) -> dict[str, dict[Precision, float]]:
         """A cost of every layer at each of its choices."""
@@ -81,13 +88,14 @@ def costs_of(problem: Problem, elements: Mapping[str, float]) -> dict[str, _Cost
 
 def _size(problem: Problem) -> _Cost:
     """The most bytes that all constants can take: packed weights, and what no choice changes (scales, biases, ...)."""
-    plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
+    # Quantized: then there are scales, which float layers have not.
+    plan = problem.candidates.stitch({layer.name: problem.highest for layer in problem.layers})
     # Quant nodes read float weights; what counts is what the hardware will hold.
     file = write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ))
     constants = [*problem.constants, *plan.tables.values()]
     written = constant_bytes(store_constants(file, constants)[0] if constants else file)
     layers = problem.each(lambda layer, choice: _weight_bytes(problem, layer, choice))
-    fixed = written - sum(sizes[problem.base] for sizes in layers.values())
+    fixed = written - sum(sizes[problem.highest] for sizes in layers.values())
     asked = {choice.weight for choices in problem.candidate_precisions.values() for choice in choices}
     widths = {bits for bits in asked if bits < 8 and storage_of(problem.target, bits) is Storage.BIT_PLANES}
     shared = shared_plane_bytes(widths) + (_block_places(problem) if widths else 0)
@@ -96,12 +104,15 @@ def _size(problem: Problem) -> _Cost:
 
 def _weight_bytes(problem: Problem, layer: Layer, choice: Precision) -> int:
     """The weight of a layer, and the table that it shares: at fewer than eight bits that has its scales once."""
-    choices = problem.candidates.layers[layer.name]
-    own = stored_bytes(layer.weight_shape, choice.weight, storage_of(problem.target, choice.weight))
+    choices, shape = problem.candidates.layers[layer.name], layer.weight_shape
+    if choice.is_float:
+        own = 4 * math.prod(shape)
+    else:
+        own = stored_bytes(shape, choice.weight, storage_of(problem.target, choice.weight))
     table = next((params.table for params in choices.values() if params.table is not None), None)
     if table is None:
         return own
-    shared = choices[choice].table
+    shared = None if choice.is_float else choices[choice].table
     if shared is None:  # it lies beside the table
         return own + next(it.bytes for it in problem.constants if it.name == table.name)
     # At eight bits the layer has scales of its own; below, a vector says to which block each column belongs.

@@ -169,7 +169,7 @@ def _runs_of(work: ProbeWork, layer: Layer) -> Iterator[tuple[Precision, Run, Se
         return run
 
     for choice in choices_of(problem, layer):
-        if problem.candidates.layers[layer.name][choice].table is None:
+        if choice.is_float or problem.candidates.layers[layer.name][choice].table is None:
             yield choice, behind(Session(_layer_at(problem, alone, layer, choice), threads=1)), [layer.input, *fed]
         else:  # an embedding changes too, and with it the whole network
             choices = {each.name: problem.base for each in problem.layers} | {layer.name: choice}
@@ -192,14 +192,14 @@ def choices_of(problem: Problem, layer: Layer) -> list[Precision]:
 
 def _layer_at(problem: Problem, alone: Model, layer: Layer, choice: Precision) -> onnx.ModelProto:
     candidates = problem.candidates
-    params = {layer.name: candidates.layers[layer.name][choice]}
+    params = {} if choice.is_float else {layer.name: candidates.layers[layer.name][choice]}
     # A quantizer after the layer belongs to what comes after it, unless it makes a model output.
     whole = {value.name for value in problem.model.proto.graph.output}
     own = {layer.input, layer.output, layer.summed} - {layer.activated} | ({layer.activated} & whole)
     shared = {name: qparams for name, qparams in candidates.shared.items() if name in own}
     qparams = candidates.inputs[layer.input].get(choice.activation)
     inputs = {layer.input: qparams} if qparams is not None else {}
-    plan = QuantPlan(candidates.target, candidates.ranges, {layer.name: choice}, params, shared, inputs)
+    plan = QuantPlan(candidates.target, candidates.ranges, dict.fromkeys(params, choice), params, shared, inputs)
     plan = replace(plan, dynamic=tuple(name for name in candidates.dynamic if name == layer.input))
     return write_qdq(alone, [layer], plan, problem.target.simulated)
 

@@ -13,7 +13,7 @@ from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable
 from onnxcalib.mixed_precision.table_files import with_costs
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import InsertionPoints
-from onnxcalib.recipe import FLOAT_BITS, Precision, Recipe, parse_pair
+from onnxcalib.recipe import FLOAT_BITS, MIN_BITS, Precision, Recipe, parse_pair
 from onnxcalib.recipe.overrides import Override, by_layer, expanded, parse_override
 from onnxcalib.targets import Target
 from onnxcalib.targets.target import BLOCK_OPSET, Blocks, widths
@@ -43,6 +43,13 @@ def naming_layers(recipe: Recipe, layers: Sequence[Layer]) -> Recipe:
 def naming_rows(recipe: Recipe, table: SensitivityTable) -> Recipe:
     """The same for a table, which knows names only."""
     return replace(recipe, overrides=expanded(recipe.overrides, {row.layer: "" for row in table.layers}))
+
+
+def offered(table: SensitivityTable) -> tuple[Precision, ...]:
+    """What every layer of a table may take, as the bits of a recipe: of those it needs one below the base."""
+    common = {table.base} | set.intersection(*(set(row.losses) for row in table.layers))
+    lowest = Precision(MIN_BITS, FLOAT_BITS if table.base.weight_only else MIN_BITS)
+    return tuple(sorted(common if len(common) > 1 else {*common, lowest}))
 
 
 def check_overrides(overrides: Mapping[str, Override], layers: Sequence[Layer], target: Target) -> None:
@@ -81,7 +88,7 @@ def candidate_precisions(layers: Sequence[Layer], recipe: Recipe) -> CandidatePr
     """What each layer may get; the edges and overrides may also get theirs, and who shares their input may follow."""
     candidates = {layer.name: set(recipe.bits) for layer in layers}
     names = list(candidates)
-    fixed = edge_precisions(names, recipe, recipe.base) | _precisions(names, recipe)
+    fixed = edge_precisions(names, recipe, recipe.highest) | _precisions(names, recipe)
     activations: dict[str, set[int]] = {}  # by tensor: bits that a layer with a precision of its own reads it at
     for layer in layers:
         if layer.name in fixed:
@@ -89,8 +96,13 @@ def candidate_precisions(layers: Sequence[Layer], recipe: Recipe) -> CandidatePr
             activations.setdefault(layer.input, set()).add(fixed[layer.name].activation)
     for layer in layers:
         others = activations.get(layer.input, set()) if layer.name not in fixed and not recipe.weight_only else set()
-        candidates[layer.name] |= {Precision(it.weight, bits) for it in recipe.bits for bits in others}
+        candidates[layer.name] |= {Precision(it.weight, bits) for it in recipe.quantized for bits in others}
     return {name: tuple(sorted(each)) for name, each in candidates.items()}
+
+
+def quantized_only(candidates: CandidatePrecisions) -> CandidatePrecisions:
+    """The same without float, for which there is nothing to round."""
+    return {name: tuple(it for it in each if not it.is_float) for name, each in candidates.items()}
 
 
 def add_cost_tables(table: SensitivityTable, recipe: Recipe) -> SensitivityTable:
@@ -105,9 +117,9 @@ def check_bits(recipe: Recipe, target: Target) -> tuple[Precision, ...]:
     """All precisions that are asked for, each of which the target must allow."""
     if recipe.weight_only:
         _check_weight_only(recipe, target)
-    edges = () if recipe.edge_bits is None else (recipe.base.edge(recipe.edge_bits),)
+    edges = () if recipe.edge_bits is None else (recipe.highest.edge(recipe.edge_bits),)
     fixed = [override.precision for _, override in map(parse_override, recipe.overrides)]
-    asked = (*recipe.bits, *edges, *(precision for precision in fixed if precision is not None))
+    asked = (*recipe.quantized, *edges, *(precision for precision in fixed if precision is not None))
     for precision in asked:
         for what, bits, allowed in (
             ("weight", precision.weight, target.weight_bits),
@@ -154,7 +166,7 @@ def _limits(table: SensitivityTable, recipe: Recipe) -> list[Limit]:
 
 def _overrides(names: Sequence[str], recipe: Recipe) -> dict[str, Precision]:
     """The precision of every layer that is fixed: the edges', then those that patterns name."""
-    fixed = edge_precisions(names, recipe, recipe.base)
+    fixed = edge_precisions(names, recipe, recipe.highest)
     return fixed | _precisions(names, recipe)
 
 
@@ -169,7 +181,7 @@ def _check_weight_only(recipe: Recipe, target: Target) -> None:
         raise RecipeError(
             f"target {target.name} has no use for quantized weights under float activations.", "Give `bits` 8 or w4a8."
         )
-    asked = {precision.weight for precision in recipe.bits} | {recipe.edge_bits}
+    asked = {precision.weight for precision in recipe.quantized} | {recipe.edge_bits}
     if target.weight_only_blocks is Blocks.NEEDED and recipe.weights.block_size is None and 4 in asked:
         raise RecipeError(
             f"target {target.name} takes four-bit weights alone in blocks only.", "Give `block_size`, such as 128."

@@ -6,7 +6,6 @@ import contextlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_plain
 from onnxcalib.model.shapes import typed
-from onnxcalib.model.subgraph import after, with_outputs
+from onnxcalib.model.subgraph import Cutter, with_outputs
 from onnxcalib.numerics.metric import Metric
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
 from onnxcalib.recipe import Precision
@@ -89,7 +88,8 @@ def _work(problem: Problem, data: Dataset, loss: Loss) -> tuple[ProbeWork, dict[
     """What the jobs share, and the elements that a sample has of each tensor that layers read."""
     plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
     base = typed(write_plain(problem.model, problem.layers, plan, problem.target))
-    reads = {layer.name: (layer.input, *_fed(problem, base, layer)) for layer in problem.layers}
+    cutter = Cutter(base)
+    reads = {layer.name: (layer.input, *_fed(problem, cutter, layer)) for layer in problem.layers}
     inputs = {value.name for value in base.graph.input}
     outputs = [value.name for value in base.graph.output]
     names = dict.fromkeys([*outputs, *(name for each in reads.values() for name in each)])
@@ -106,8 +106,8 @@ def _work(problem: Problem, data: Dataset, loss: Loss) -> tuple[ProbeWork, dict[
     return ProbeWork(problem, base, loss, own, batch, threads, chunks, reads, uuid.uuid4().hex), elements
 
 
-def _fed(problem: Problem, base: Any, layer: Layer) -> tuple[str, ...]:
-    return after(base, layer.activated)[1] if choices_of(problem, layer) else ()
+def _fed(problem: Problem, base: Cutter, layer: Layer) -> tuple[str, ...]:
+    return base.fed_after(layer.activated) if choices_of(problem, layer) else ()
 
 
 def _chunks(

@@ -11,6 +11,7 @@ import onnx
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnxcalib.model.external import has_external, refill_tensor, values_of
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
 from onnxcalib.model.io import opset_of
 from onnxcalib.model.walk import refill
@@ -94,14 +95,14 @@ def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProt
     graph, opset = model.graph, onnx.helper.make_opsetid("", opset_of(model))
     stored = {tensor.name: tensor for tensor in graph.initializer}
     outputs = {value.name for value in graph.output}
-    keep = []
+    keep, outside = [], has_external(model)
     for node in graph.node:
         inputs = [name for name in node.input if name]
         known = bool(inputs) and all(name in stored or name in values for name in inputs)
         if outputs & set(node.output):
             keep.append(node)
         elif not node.domain and known and folds(node, values):
-            feeds = {name: values[name] if name in values else numpy_helper.to_array(stored[name]) for name in inputs}
+            feeds = {name: values[name] if name in values else values_of(stored[name]) for name in inputs}
             results = _computed(node, feeds, opset)
             if node.op_type in ARITHMETIC_OPS and _nbytes(results) > _nbytes(feeds):  # a file would grow by it
                 results = {}
@@ -113,7 +114,7 @@ def _fold(model: onnx.ModelProto, values: Arrays, folds: Callable[[onnx.NodeProt
     used = set(GraphIndex(graph).readers) - {name for node in keep for name in node.output}
     for name, value in values.items():
         if name in used:
-            graph.initializer.append(numpy_helper.from_array(np.asarray(value, order="C"), name))
+            refill_tensor(graph.initializer.add(), value, name, outside=outside)
     drop_unused_initializers(graph)
 
 

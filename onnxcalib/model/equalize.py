@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from onnxcalib.model.external import values_of
 from onnxcalib.model.fold import BatchNorm
 from onnxcalib.model.graph import GraphIndex, activation_bounds
 from onnxcalib.model.io import copied
@@ -96,7 +97,7 @@ def equalized(model: Model, exponents: Exponents) -> Model:
     proto = copied(model.proto)
     for tensor in proto.graph.initializer:
         if tensor.name in scales and (scales[tensor.name] != 1).any():
-            value = numpy_helper.to_array(tensor)
+            value = values_of(tensor)
             scale = scales[tensor.name].reshape(-1, *[1] * (value.ndim - 1))
             tensor.CopyFrom(numpy_helper.from_array((value * scale).astype(value.dtype), tensor.name))
     told = {name: "".join(DIGITS[value] for value in exponents[name]) for name in factors}

@@ -21,9 +21,10 @@ class GemmForm:
         self._matrices: dict[str, gs.Variable] = {}
         self._sizes: dict[str, gs.Variable] = {}
         self._inferred: Shapes | None = None
+        self.declared: dict[str, list[int | str]] = {}  # by tensor: what cannot be inferred from computed sizes
 
     def write(self, node: gs.Node, add: gs.Node, bias: gs.Tensor, sizes: tuple[int, ...]) -> None:
-        """Requires a MatMul that reads a dequantizer and a weight of these sizes, and the Add of its bias."""
+        """Requires a MatMul of known axes that reads a dequantizer and a weight of these sizes, and its bias's Add."""
         dequantizer, weight, summed = node.inputs[0].inputs[0], node.inputs[1], add.outputs[0]
         rows = gs.Variable(self.build.fresh(f"{summed.name}_rows"))
         add.inputs, add.outputs = [], []
@@ -33,17 +34,20 @@ class GemmForm:
             reader.inputs[0] = rows
             return
         known = self._known(summed.name)
-        if known is not None and known.count(None) <= 1:
+        assert known is not None
+        if known.count(None) <= 1:
             given = np.array([-1 if size is None else size for size in known], np.int64)
             shape = self.build.constant(f"{summed.name}_shape", given)
         else:
             last = self.build.constant(f"size_{sizes[1]}", np.array([sizes[1]], np.int64))
             shape = self.build.node("Concat", [self._leading(dequantizer), last], f"{summed.name}_shape", axis=0)
-        if known is not None:  # what a runtime cannot infer from computed sizes
             free = (f"{summed.name}_{place}" for place in range(len(known)))
-            summed.dtype = np.dtype(np.float32)
-            summed.shape = [name if size is None else size for name, size in zip(free, known, strict=True)]
+            self.declared[summed.name] = [size or name for name, size in zip(free, known, strict=True)]
         self.build.into(summed, "Reshape", [rows, shape])
+
+    def knows(self, tensor: str) -> bool:
+        """Whether a tensor's axes are known; else a runtime might infer others behind a Reshape to computed sizes."""
+        return self._known(tensor) is not None
 
     def _known(self, tensor: str) -> tuple[int | None, ...] | None:
         if self._inferred is None:

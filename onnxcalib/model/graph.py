@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Container, Iterable
 from functools import cached_property
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import numpy_helper
 
+from onnxcalib.model.external import has_external, is_external, refill_tensor, values_of
 from onnxcalib.model.io import copy_identity, without_weights
 from onnxcalib.model.walk import all_nodes, bodies, refill
 from onnxcalib.numerics.quant_params import Bounds
@@ -25,11 +26,13 @@ class GraphIndex:
         self.graph = graph
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.producers = {name: node for node in graph.node for name in node.output if name}
+        self.outside = any(map(is_external, graph.initializer))  # where large weights belong
         self.outputs = {value.name for value in graph.output}
         self.inputs = {value.name for value in graph.input} - set(self.initializers)
         self.readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in graph.node:
-            for name in self.reads(node):
+        self.reading = [(node, tuple(self.reads(node))) for node in graph.node]  # nodes in order, with what they read
+        for node, names in self.reading:
+            for name in names:
                 self.readers.setdefault(name, []).append(node)
 
     @cached_property
@@ -44,7 +47,7 @@ class GraphIndex:
 
     def value(self, name: str) -> np.ndarray[Any, Any]:
         """The value of what is known to be an initialiser."""
-        return numpy_helper.to_array(self.initializers[name])
+        return values_of(self.initializers[name])
 
     def only_reader(self, name: str) -> onnx.NodeProto | None:
         """The node that alone reads the tensor, None when several do or the outside does."""
@@ -54,8 +57,8 @@ class GraphIndex:
     def downstream(self, tensors: Iterable[str]) -> tuple[set[str], set[str]]:
         """The tensors and all that depend on them, and the names of the nodes that make these."""
         reached, nodes = set(tensors), set()
-        for node in self.graph.node:
-            if not reached.isdisjoint(self.reads(node)):
+        for node, names in self.reading:
+            if not reached.isdisjoint(names):
                 nodes.add(node.name)
                 reached.update(node.output)
         return reached, nodes
@@ -96,7 +99,7 @@ def replace_input(
     name = fresh_name(stem, index.names)
     index.names.add(name)
     index.initializers[name] = index.graph.initializer.add()
-    index.initializers[name].CopyFrom(numpy_helper.from_array(np.asarray(value, order="C"), name))
+    refill_tensor(index.initializers[name], value, name, outside=index.outside)
     if len(node.input) > position:
         node.input[position] = name
     else:
@@ -164,6 +167,9 @@ def edit(model: onnx.ModelProto, change: Callable[[gs.Graph], None], *, cleanup:
         graph.inputs = inputs
     graph.toposort()
     edited: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
+    if has_external(model):
+        del graph
+        gc.collect()  # nodes and tensors name each other, and hold values that are large by now
     _restore(edited, model)
     present = {tensor.name for tensor in edited.graph.initializer}
     for name in sorted(_used(edited) - present):

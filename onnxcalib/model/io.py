@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import checker, external_data_helper, numpy_helper
+from onnx import checker, external_data_helper
 
 from onnxcalib.errors import ModelError, OutputError, first_line, understanding
 from onnxcalib.files import check_regular, replacing
+from onnxcalib.model.external import (
+    LARGE_MODEL,
+    bare_inputs,
+    embedded,
+    is_external,
+    is_large,
+    keep_outside,
+    model_bytes,
+    move_out,
+    point_to,
+    tensor_bytes,
+    values_of,
+)
 from onnxcalib.model.normalize import normalize
-from onnxcalib.model.walk import all_nodes, refill
+from onnxcalib.model.walk import all_nodes, bodies, refill
 from onnxcalib.model.wellformed import check_well_formed
 
 OLDEST_OPSET, NEWEST_OPSET = 7, onnx.defs.onnx_opset_version()
 # protobuf cannot hold more than 2 GB in one message; larger weights go beside the file.
 PROTOBUF_LIMIT = 2**31 - 2**20
+LEAST_OUTSIDE = 1024  # bytes of a weight beside a file
 QUANTIZED_OPS = {
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QLinearAdd",
     "ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "FakeQuant", "DynamicQuantizeMatMul",
@@ -28,6 +43,8 @@ def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     """Reads a float model; a proto is copied, so that nothing ever changes the caller's."""
     if isinstance(source, onnx.ModelProto):
         model, name = copied(source), "the given model"
+        if _belongs_outside(model, LARGE_MODEL):
+            move_out(model)
         with understanding(name):
             check_well_formed(model, name)
             normalize(model, name)
@@ -39,8 +56,11 @@ def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def load(path: Path) -> onnx.ModelProto:
-    """Loads any ONNX file with its external data, or says in one sentence why that cannot be."""
+def load(path: Path, large: int = LARGE_MODEL) -> onnx.ModelProto:
+    """Loads any ONNX file with its external data, or says in one sentence why that cannot be.
+
+    Large weights of a model with so many bytes of them stay in files.
+    """
     try:
         check_regular(path)
         model = onnx.load(str(path), "protobuf", load_external_data=False)  # whatever the file is called
@@ -54,7 +74,7 @@ def load(path: Path) -> onnx.ModelProto:
     if not model.HasField("graph") or not model.graph.node:
         raise ModelError(f"{path} is not an ONNX file, or it is cut short.", "Export or copy it again.")
     try:
-        external_data_helper.load_external_data_for_model(model, str(path.parent))
+        _load_weights(model, path.parent, large)
     except (OSError, ValueError, RuntimeError, checker.ValidationError) as error:
         raise ModelError(
             f"the external data of {path} cannot be read: {first_line(error)}.", "Keep its data files beside the model."
@@ -63,6 +83,22 @@ def load(path: Path) -> onnx.ModelProto:
         check_well_formed(model, str(path))
         normalize(model, str(path))
     return model
+
+
+def _belongs_outside(model: onnx.ModelProto, large: int) -> bool:
+    """Whether weights should stay in files; what a branch reads is copied into it, where nobody would look for them."""
+    return is_large(model, large) and not any(True for node in model.graph.node for _ in bodies(node))
+
+
+def _load_weights(model: onnx.ModelProto, folder: Path, large: int) -> None:
+    if not _belongs_outside(model, large):
+        external_data_helper.load_external_data_for_model(model, str(folder))
+        return
+    keep_outside(model, folder)
+    move_out(model)
+    bare = without_weights(model)
+    external_data_helper.load_external_data_for_model(bare, str(folder))  # constants of nodes
+    refill(model.graph.node, bare.graph.node)
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -120,6 +156,7 @@ def _check(model: onnx.ModelProto, name: str) -> None:
 
 def check_valid(model: onnx.ModelProto, name: str) -> None:
     """Fails where the checker does; ends without a type or a shape are for inference to find."""
+    model = _without_external(model)
     if model.ByteSize() >= PROTOBUF_LIMIT:  # the checker wants a serialized model
         return
     ends = [value for value in (*model.graph.input, *model.graph.output) if _lacks_shape(value)]
@@ -137,6 +174,19 @@ def check_valid(model: onnx.ModelProto, name: str) -> None:
     finally:
         for value, before in zip(ends, declared, strict=True):
             value.CopyFrom(before)
+
+
+def _without_external(model: onnx.ModelProto) -> onnx.ModelProto:
+    """What a checker that cannot find the files of weights takes: inputs in their place."""
+    outside = [tensor for tensor in model.graph.initializer if is_external(tensor)]
+    if not outside:
+        return model
+    bare = without_weights(model)
+    bare.graph.initializer.extend(tensor for tensor in model.graph.initializer if not is_external(tensor))
+    known = {value.name for value in bare.graph.input}
+    bare.graph.input.extend(bare_inputs(tensor for tensor in outside if tensor.name not in known))
+    bare.ir_version = max(bare.ir_version, 4)  # before, initialisers had to be inputs
+    return bare
 
 
 def _lacks_shape(value: onnx.ValueInfoProto) -> bool:
@@ -161,7 +211,7 @@ def file_bytes(path: str | Path) -> int:
 
 def constant_bytes(model: onnx.ModelProto) -> int:
     """Bytes of all initialisers: what is left of a file without its graph."""
-    return sum(len(tensor.raw_data) or numpy_helper.to_array(tensor).nbytes for tensor in model.graph.initializer)
+    return sum(map(tensor_bytes, model.graph.initializer))
 
 
 def write_model(model: onnx.ModelProto, path: str | Path, limit: int = PROTOBUF_LIMIT) -> None:
@@ -173,36 +223,40 @@ def write_model(model: onnx.ModelProto, path: str | Path, limit: int = PROTOBUF_
         limit: From so many bytes on, the weights go into a file beside it, PATH.data.
     """
     path = Path(path)
-    if model.ByteSize() < limit:
+    if model_bytes(model) < limit:
         with replacing(path) as temporary:
             temporary.write_bytes(serialized(model))
         return
     data = path.with_name(path.name + ".data")
-    external = copied(model)
     with replacing(path) as temporary, replacing(data) as temporary_data:
-        _move_weights(external, temporary_data, data.name)
-        temporary.write_bytes(serialized(external))
+        temporary.write_bytes(serialized_outside(_with_weights_in(model, temporary_data, data.name)))
         # Two files cannot appear at once: none is better than an old model beside other weights.
         path.unlink(missing_ok=True)
 
 
 def serialized(model: onnx.ModelProto) -> bytes:
-    """The model's bytes, the same for the same model."""
+    """The model's bytes with all weights, the same for the same model."""
+    return serialized_outside(embedded(model) if model_bytes(model) < PROTOBUF_LIMIT else model)
+
+
+def serialized_outside(model: onnx.ModelProto) -> bytes:
+    """The model's bytes without the weights that lie in files."""
     try:
         return bytes(model.SerializeToString(deterministic=True))
     except (EncodeError, ValueError) as error:
         raise OutputError(f"the model cannot be serialized: {error}.", "Its weights exceed 2 GB.") from error
 
 
-def _move_weights(model: onnx.ModelProto, data: Path, name: str) -> None:
+def _with_weights_in(model: onnx.ModelProto, data: Path, name: str) -> onnx.ModelProto:
+    """A copy whose weights were written to a file, one after the other."""
+    outside = without_weights(model)
     with data.open("wb") as file:
-        for tensor in model.graph.initializer:
-            if tensor.float_data:  # some exporters write numbers instead of bytes
-                tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
-            if len(tensor.raw_data) < 1024:
-                continue
-            offset = file.tell()
-            file.write(tensor.raw_data)
-            external_data_helper.set_external_data(tensor, name, offset, len(tensor.raw_data))
-            tensor.ClearField("raw_data")
-            tensor.data_location = onnx.TensorProto.EXTERNAL
+        for given in model.graph.initializer:
+            tensor = outside.graph.initializer.add()
+            tensor.CopyFrom(given)
+            numbers = is_external(given) or given.float_data  # some exporters write these instead of bytes
+            content = values_of(given).reshape(-1).view(np.uint8).data if numbers else given.raw_data
+            if len(content) >= LEAST_OUTSIDE:
+                tensor.ClearField("float_data")
+                point_to(tensor, name, file.tell(), file.write(content))
+    return outside

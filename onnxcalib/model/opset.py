@@ -7,6 +7,7 @@ from onnx import defs, version_converter
 
 from onnxcalib.errors import ModelError, first_line
 from onnxcalib.model.conversion import correct
+from onnxcalib.model.external import is_external
 from onnxcalib.model.io import PROTOBUF_LIMIT, copy_identity, opset_of
 from onnxcalib.model.walk import all_nodes, graphs_in, refill
 
@@ -59,12 +60,11 @@ def _restore_declarations(raised: onnx.GraphProto, graph: onnx.GraphProto) -> No
 
 
 def _take_weights(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Big float weights of a model near protobuf's limit, replaced by empty ones while its nodes are converted."""
+    """Weights in files, and big ones near protobuf's limit, replaced by empty ones while the nodes are converted."""
     weights: dict[str, onnx.TensorProto] = {}
-    if model.ByteSize() < PROTOBUF_LIMIT:
-        return weights
+    near = model.ByteSize() >= PROTOBUF_LIMIT
     for tensor in model.graph.initializer:
-        if tensor.ByteSize() > 2**20:
+        if is_external(tensor) or (near and tensor.ByteSize() > 2**20):
             weights[tensor.name] = onnx.TensorProto()
             weights[tensor.name].CopyFrom(tensor)
             tensor.raw_data = b""

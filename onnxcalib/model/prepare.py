@@ -11,6 +11,7 @@ from onnxcalib.errors import ModelError
 from onnxcalib.model.biases import biases_before_reshapes
 from onnxcalib.model.constants import constants_to_initializers, fold_constants
 from onnxcalib.model.einsum import einsums_to_matmuls
+from onnxcalib.model.external import model_bytes, names_files
 from onnxcalib.model.fold import BatchNorm, channel_values, fold_batch_norms, fold_bias_adds
 from onnxcalib.model.functions import inline_functions
 from onnxcalib.model.graph import (
@@ -40,6 +41,7 @@ class Model:
     source: str
     output_types: Mapping[str, int] = field(default_factory=dict)  # of outputs that are float32 here only
     given_bytes: int = 0  # of the model as it was given
+    names_files: bool = False  # its large weights lie beside it, and those of what becomes of it should too
 
 
 def prepare(
@@ -49,7 +51,7 @@ def prepare(
 
     The model given is used up: read_model made a copy of it for this.
     """
-    given_bytes = model.ByteSize()
+    given_bytes, outside = model_bytes(model), names_files(model)
     if model.functions:
         model = inline_functions(model, source)
         check_valid(model, source)
@@ -76,7 +78,7 @@ def prepare(
     avoid_clipped_inputs(model.graph)
     avoid_softmax_of_one(model)
     avoid_wide_pools(model)
-    return Model(model, fold_batch_norms(model.graph), source, output_types, given_bytes)
+    return Model(model, fold_batch_norms(model.graph), source, output_types, given_bytes, outside)
 
 
 def real_inputs_only(model: onnx.ModelProto) -> None:

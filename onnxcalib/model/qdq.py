@@ -38,14 +38,22 @@ def write_qdq(
 ) -> onnx.ModelProto:
     """Requires a plan made for this model; ensures the same inputs, outputs and metadata."""
     int4: dict[str, QuantizedArray] = {}
+    declared: dict[str, list[int | str]] = {}
     made = quantizers or (QuantNodes if target.format is Format.QUANT else Quantizers)
 
     def change(graph: gs.Graph) -> None:
         writer = _Writer(graph, model.proto, plan, target, made(graph, target))
         writer.write([layer for layer in layers if layer.name in plan.layers])
         int4.update(writer.quantizers.int4)
+        declared.update(writer.gemms.declared)
 
     written = edit(model.proto, change)
+    ends = {value.name for value in written.graph.output}
+    written.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, sizes)
+        for name, sizes in declared.items()
+        if name not in ends
+    )
     store_int4(written.graph, int4)
     _round_tables(written.graph, plan)
     if target.format is Format.QUANT:
@@ -127,7 +135,7 @@ class _Writer:
         readers = list(tensor.outputs)
         multiplied = bool(readers) and all(map(_is_product, readers))
         is_output = any(value is tensor for value in self.graph.outputs) and not multiplied
-        if tensor.name in self.kept_names or is_output:
+        if (tensor.name in self.kept_names or is_output) and tensor.inputs:  # an input that is an output stays itself
             inner = gs.Variable(self.build.fresh(f"{tensor.name}_float"), tensor.dtype, tensor.shape)
             producer = tensor.inputs[0]
             producer.outputs[[value is tensor for value in producer.outputs].index(True)] = inner
@@ -185,7 +193,7 @@ class _Writer:
         """The bias of a MatMul, which a node of its own adds, unless the target takes it in."""
         add, read = self.nodes[layer.bias_node], self.plan.layer_input(layer.input)
         if read is not None and self.target.integer_bias and layer.op in self.target.bias_ops:
-            if self.target.placement is Placement.FUSED:
+            if self.target.placement is Placement.FUSED and self.gemms.knows(add.outputs[0].name):
                 self.gemms.write(self.nodes[layer.name], add, self._bias(layer, params, bias), layer.weight_shape)
                 return
             scale = bias_scale(params.qparams, read)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import numpy_helper
 
 from onnxcalib.errors import understanding
 from onnxcalib.model.constants import LAYOUT_OPS, fold_constants
+from onnxcalib.model.external import tensor_bytes
 from onnxcalib.model.float_nodes import LAYER_OPS, FloatNode, other_float_nodes
 from onnxcalib.model.folded import as_dequantizers
 from onnxcalib.model.graph import GraphIndex, attributes
@@ -216,11 +216,6 @@ def _behind(index: GraphIndex, name: str) -> Iterator[onnx.TensorProto]:
     elif maker is not None and maker.op_type in (*LAYOUT_OPS, *UNPACKING_OPS):
         for source in maker.input:
             yield from _behind(index, source)
-
-
-def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of an initialiser's values."""
-    return len(tensor.raw_data) or int(numpy_helper.to_array(tensor).nbytes)
 
 
 def bytes_by_kind(model: onnx.ModelProto) -> dict[str, int]:

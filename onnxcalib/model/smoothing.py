@@ -19,6 +19,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxcalib.model.attention import is_product
+from onnxcalib.model.external import values_of
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.io import copied
 from onnxcalib.model.layers import Layer, find_layers
@@ -218,7 +219,7 @@ def smoothed(model: Model, smoothing: Smoothing) -> Model:
     proto = copied(model.proto)
     for tensor in proto.graph.initializer:
         if tensor.name in scales:
-            value = numpy_helper.to_array(tensor)
+            value = values_of(tensor)
             changed = (value * scales[tensor.name]).astype(value.dtype)
             tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
     told = {site.name: _digits(smoothing[site.name]) for site in sites}

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxcalib.model.external import values_of
 from onnxcalib.model.graph import attributes, fresh_name
 from onnxcalib.model.io import copied
 from onnxcalib.model.large_constants import LEAST, large_constants
@@ -31,10 +32,10 @@ def rounded_constants(graph: onnx.GraphProto, constants: Mapping[int, StoredCons
     for place, found in enumerate(large_constants(graph)):
         if place in constants:
             values = dequantize(constants[place].quantized, constants[place].qparams)
-            before = numpy_helper.to_array(found.tensor)
+            before = values_of(found.tensor)
             turned = [it for it in graph.initializer if values.ndim == 2 and list(it.dims) == [*values.shape[::-1]]]
             for tensor in (it for it in turned if it.data_type == TensorProto.FLOAT and it.name != found.tensor.name):
-                if np.array_equal(numpy_helper.to_array(tensor), before.T):
+                if np.array_equal(values_of(tensor), before.T):
                     tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values.T), tensor.name))
             found.tensor.CopyFrom(numpy_helper.from_array(values, found.tensor.name))
 
@@ -58,13 +59,15 @@ class _Writer:
     constants: Mapping[Content, StoredConstant]
     taken: set[str]
     used: dict[str, StoredConstant] = field(default_factory=dict)
+    tables: set[str] = field(default_factory=set)  # whose rows are looked up
 
     def write(self, graph: onnx.GraphProto, outer: Mapping[Content, str]) -> None:
         """A graph and those within its nodes; codes that a graph around it holds already are not stored again."""
-        own = {_content(numpy_helper.to_array(it)): it.name for it in graph.initializer if _is_int8(it)}
+        own = {_content(values_of(it)): it.name for it in graph.initializer if _is_int8(it)}
         codes, first, gone = {**own, **outer}, [], set()
+        self.tables = {node.input[0] for node in all_nodes(graph) if node.op_type == "Gather"}
         for found in list(large_constants(graph, inner=False)):
-            values = numpy_helper.to_array(found.tensor)
+            values = values_of(found.tensor)
             constant = self.constants.get(_content(values))
             if constant is not None:
                 self.used[fresh_name(found.tensor.name, self.used)] = constant
@@ -95,9 +98,10 @@ class _Writer:
         scale = self._scale(graph, name, constant, factors)
         if qparams.block is not None:
             return self._blocks(graph, codes[content], scale, name, constant.quantized.shape)
-        self._look_up(graph, name, codes[content], scale, qparams.axis)
-        if not any(name in node.input for node in all_nodes(graph)):
-            return []
+        if name in self.tables:
+            self._look_up(graph, name, codes[content], scale, qparams.axis)
+            if not any(name in node.input for node in all_nodes(graph)):
+                return []
         return self._product(codes[content], scale, name)
 
     def _scale(
@@ -107,7 +111,7 @@ class _Writer:
         last = factors.size > 1 and factors.shape[-1] == factors.size and "Gather" not in constant.op
         vectors = [it for it in graph.initializer if list(it.dims) == [factors.size]] if last else []
         for tensor in (it for it in vectors if it.data_type == TensorProto.FLOAT):
-            if np.array_equal(numpy_helper.to_array(tensor), factors.reshape(-1)):
+            if np.array_equal(values_of(tensor), factors.reshape(-1)):
                 return str(tensor.name)
         graph.initializer.append(numpy_helper.from_array(factors, self._fresh(name, "scale")))
         return str(graph.initializer[-1].name)

@@ -28,19 +28,7 @@ def upstream(
     model: onnx.ModelProto, names: Sequence[str], known: Collection[str] = ()
 ) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """What makes the named float tensors out of known ones and the model's inputs, and which of these it reads."""
-    index = GraphIndex(model.graph)
-    inside, fed, todo = set(), dict[str, None](), list(names)
-    while todo:
-        name = todo.pop()
-        maker = index.producers.get(name)
-        if name in index.inputs or (name in known and name not in names):
-            fed[name] = None
-        elif maker is not None and maker.name not in inside:
-            inside.add(maker.name)
-            todo.extend(GraphIndex.reads(maker))
-    nodes = [node for node in model.graph.node if node.name in inside]
-    reads = tuple(fed)
-    return model_of(model, nodes, reads, names), reads
+    return Cutter(model).upstream(names, known)
 
 
 def layer_model(model: Model, layer: Layer) -> Model:
@@ -56,18 +44,51 @@ def layer_model(model: Model, layer: Layer) -> Model:
 
 def after(model: onnx.ModelProto, tensor: str) -> tuple[onnx.ModelProto | None, tuple[str, ...]]:
     """What depends on a tensor, as a model, and the other tensors that it must be fed; None where nothing does."""
-    index = GraphIndex(model.graph)
-    varying, _ = index.downstream(index.inputs)  # all others are constants that a runtime folds
-    _, inside = index.downstream([tensor])
-    if not inside:
-        return None, ()
-    _pull_in(index, inside, tensor, varying)
-    made = {name for node in model.graph.node if node.name in inside for name in node.output}
-    nodes = [node for node in model.graph.node if node.name in inside]
-    reads = dict.fromkeys(name for node in nodes for name in GraphIndex.reads(node) if name not in made)
-    fed = tuple(name for name in reads if name in varying and name != tensor)
-    outputs = [value.name for value in model.graph.output if value.name in made]
-    return model_of(model, nodes, [tensor, *fed], outputs), fed
+    return Cutter(model).after(tensor)
+
+
+class Cutter:
+    """Cuts many parts out of one model, which is indexed once."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model, self.index = model, GraphIndex(model.graph)
+        self._varying, _ = self.index.downstream(self.index.inputs)  # all others are constants that a runtime folds
+
+    def upstream(self, names: Sequence[str], known: Collection[str] = ()) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+        """What makes the named float tensors out of known ones and the model's inputs, and which of these it reads."""
+        inside, fed, todo = set[str](), dict[str, None](), list(names)
+        while todo:
+            name = todo.pop()
+            maker = self.index.producers.get(name)
+            if name in self.index.inputs or (name in known and name not in names):
+                fed[name] = None
+            elif maker is not None and maker.name not in inside:
+                inside.add(maker.name)
+                todo.extend(GraphIndex.reads(maker))
+        nodes = [node for node in self.model.graph.node if node.name in inside]
+        return model_of(self.model, nodes, tuple(fed), names), tuple(fed)
+
+    def after(self, tensor: str) -> tuple[onnx.ModelProto | None, tuple[str, ...]]:
+        """What depends on a tensor, as a model, and the other tensors that it must be fed; None if nothing does."""
+        nodes, fed = self._after(tensor)
+        made = {name for node in nodes for name in node.output}
+        outputs = [value.name for value in self.model.graph.output if value.name in made]
+        return (model_of(self.model, nodes, [tensor, *fed], outputs) if nodes else None), fed
+
+    def fed_after(self, tensor: str) -> tuple[str, ...]:
+        """The other tensors that what depends on a tensor must be fed."""
+        return self._after(tensor)[1]
+
+    def _after(self, tensor: str) -> tuple[list[onnx.NodeProto], tuple[str, ...]]:
+        _, inside = self.index.downstream([tensor])
+        if not inside:
+            return [], ()
+        _pull_in(self.index, inside, tensor, self._varying)
+        kept = [(node, names) for node, names in self.index.reading if node.name in inside]
+        nodes = [node for node, _ in kept]
+        made = {name for node in nodes for name in node.output}
+        reads = dict.fromkeys(name for _, names in kept for name in names if name not in made)
+        return nodes, tuple(name for name in reads if name in self._varying and name != tensor)
 
 
 def _data_input(index: GraphIndex, node: onnx.NodeProto) -> str:
@@ -76,10 +97,10 @@ def _data_input(index: GraphIndex, node: onnx.NodeProto) -> str:
 
 def _pull_in(index: GraphIndex, inside: set[str], tensor: str, varying: Collection[str]) -> None:
     """Adds what makes the constants, and whole quantizers: half a QDQ pair would keep its reader from fusing."""
-    todo = [node for node in index.graph.node if node.name in inside]
+    todo = [(node, names) for node, names in index.reading if node.name in inside]
     while todo:
-        reader = todo.pop()
-        for name in GraphIndex.reads(reader):
+        reader, names = todo.pop()
+        for name in names:
             maker = index.producers.get(name)
             if maker is None or maker.name in inside or name == tensor:
                 continue
@@ -87,7 +108,7 @@ def _pull_in(index: GraphIndex, inside: set[str], tensor: str, varying: Collecti
             half = maker.op_type in QUANTIZER_OPS and (maker.op_type != "Clip" or reader.op_type == QUANTIZER_OPS[0])
             if name not in varying or half:
                 inside.add(maker.name)
-                todo.append(maker)
+                todo.append((maker, tuple(GraphIndex.reads(maker))))
 
 
 def model_of(

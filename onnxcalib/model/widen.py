@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from onnxcalib.model.external import is_external, refill_tensor, values_of
 from onnxcalib.model.graph import fresh_name
 from onnxcalib.model.io import copied
 from onnxcalib.model.shapes import float_tensors
@@ -110,7 +111,7 @@ def _widen(graph: onnx.GraphProto) -> None:
 
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
     if tensor.data_type in HALVES:
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+        refill_tensor(tensor, values_of(tensor).astype(np.float32), tensor.name, outside=is_external(tensor))
 
 
 def _widen_type(kind: onnx.TypeProto) -> None:

@@ -106,8 +106,12 @@ def quantize(values: Array, qparams: QuantParams) -> Array:
     """Integer quantized values, rounded half to even and saturated, as QuantizeLinear does in float32."""
     scale, zero_point = _broadcast_params(qparams, values.shape)
     with np.errstate(over="ignore"):
-        steps = np.rint(np.asarray(values, np.float32) / scale)
-    quantized: Array = np.clip(steps + zero_point.astype(np.float32), qparams.low, qparams.high).astype(qparams.dtype)
+        steps: FloatArray = np.asarray(np.asarray(values, np.float32) / scale)
+    np.rint(steps, out=steps)
+    if zero_point.any():
+        np.add(steps, zero_point.astype(np.float32), out=steps)
+    np.clip(steps, qparams.low, qparams.high, out=steps)
+    quantized: Array = steps.astype(qparams.dtype)
     return quantized
 
 

@@ -65,12 +65,13 @@ class Histogram:
 
     def update(self, values: Array, samples: int) -> None:
         """Takes a batch, thinned out evenly."""
+        self.take(thinned(values, samples))
+
+    def take(self, rows: Array) -> None:
+        """Takes a batch that is thinned out already."""
         low, high = self._extremes.low, self._extremes.high
-        if values.size == 0 or not high > low:
+        if rows.size == 0 or not high > low:
             return
-        rows = _rows(values, samples)
-        # An odd stride does not fall in step with rows or channels of even length.
-        rows = rows[:, :: max(rows.shape[1] // VALUES_OF_A_SAMPLE, 1) | 1]
         energy = np.einsum("ij,ij->i", rows, rows, dtype=np.float64) / rows.shape[1]
         nonzero = rows != 0
         flat = rows[nonzero]
@@ -87,6 +88,13 @@ class Histogram:
         if not np.isfinite(low):  # the tensor was never computed, or always empty
             low = high = mean_low = mean_high = 0.0
         return TensorStatistics(low, high, mean_low, mean_high, self._counts, self._relative)
+
+
+def thinned(values: Array, samples: int) -> Array:
+    """One row a sample, of which a histogram takes so many values, evenly."""
+    rows = _rows(values, samples)
+    # An odd stride does not fall in step with rows or channels of even length.
+    return rows[:, :: max(rows.shape[1] // VALUES_OF_A_SAMPLE, 1) | 1]
 
 
 def _rows(values: Array, samples: int) -> Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from onnxcalib.errors import ModelError, RecipeError
 from onnxcalib.mixed_precision.allocate import Allocation, Limit, least_reachable, minimise_loss
@@ -25,7 +26,7 @@ Tail = Callable[[Job, Outcome], Outcome]  # what a pipeline does once bits are a
 def within_drop(job: Job, candidates: Candidates, table: SensitivityTable, tuned: Tail, finished: Tail) -> Outcome:
     """The smallest file that keeps the promise on samples that nothing else saw.
 
-    While searching, plans are tuned by forward passes only; what is found is finished as the pipeline does it.
+    While searching, plans are tuned by a few forward passes; what is found is finished as the pipeline does it.
     """
     if job.branch is not None:
         raise ModelError(
@@ -36,20 +37,56 @@ def within_drop(job: Job, candidates: Candidates, table: SensitivityTable, tuned
     assert most is not None
     assert job.metric is not None
     search, aim, proven = _Search(job, candidates, table, tuned), most, []
+
+    def finish(allocation: Allocation) -> Finished:
+        outcome = finished(job, search.outcome(allocation))
+        return Finished(allocation, outcome, stages.metric_drop(job, outcome.plan, False).value)
+
     for look in range(1, LOOKS + 1):
         # The last look is for the largest file: if even that fails, no other is worth a try.
-        allocation = search.smallest(aim) if look < LOOKS else search.largest
-        outcome = finished(job, search.outcome(allocation))
-        proof = stages.metric_drop(job, outcome.plan, True)
-        proven.append((proof, allocation.costs["size"]))
+        found = finalist(search, finish, aim) if look < LOOKS else finish(search.largest)
+        proof = stages.metric_drop(job, found.outcome.plan, True)
+        proven.append((proof, found.allocation.costs["size"]))
         if proof.value <= most:
             told = AccuracyBudget(job.metric.name, most, proof, look, tuple(search.tried))
-            return replace(outcome, budget=told)
-        if allocation == search.largest:
+            return replace(found.outcome, budget=told)
+        if found.allocation == search.largest:
             break
         # It lost more on samples it did not see: allow so much less on those that it sees.
-        aim = min(aim, search.drop(allocation)) - (proof.value - most)
+        aim = min(aim, found.drop) - (proof.value - most)
     raise _unreachable(job, most, proven, table)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An assignment with all that the pipeline does for it, and what the metric falls by on samples that it saw."""
+
+    allocation: Allocation
+    outcome: Outcome
+    drop: float
+
+
+class Sizes(Protocol):
+    """Assignments of many sizes, quickly tuned."""
+
+    def smallest(self, aim: float) -> Allocation:
+        """The smallest whose drop is within the aim."""
+
+    def drop(self, allocation: Allocation) -> float:
+        """What the metric falls by."""
+
+
+def finalist(sizes: Sizes, finish: Callable[[Allocation], Finished], aim: float) -> Finished:
+    """The smallest file within the aim once it is finished, which it may be at a size where a quick look is not."""
+    found = finish(sizes.smallest(aim))
+    gained = sizes.drop(found.allocation) - found.drop
+    if gained <= 0 or found.drop > aim:
+        return found
+    smaller = sizes.smallest(aim + gained)
+    if smaller.costs["size"] >= found.allocation.costs["size"]:
+        return found
+    tried = finish(smaller)
+    return tried if tried.drop <= aim else found
 
 
 class _Search:

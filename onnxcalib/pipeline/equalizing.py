@@ -10,7 +10,7 @@ from onnxcalib.algorithms.rounding import Ranges, Rounding
 from onnxcalib.algorithms.smoothing import SAMPLES, Judge, sound_sites, watch
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import Dataset, first, train_validation_split, why_not_parted
-from onnxcalib.mixed_precision.request import candidate_precisions, uniform_precisions
+from onnxcalib.mixed_precision.request import candidate_precisions, quantized_only, uniform_precisions
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.smoothing import IntArray, Site, SiteKind, find_sites, smoothed
 from onnxcalib.numerics.losses import TEMPERATURE
@@ -57,8 +57,8 @@ def _lowest(job: Job) -> dict[str, Precision]:
     """Every layer at the lowest precision on offer, where outliers do the most harm."""
     if len(job.recipe.bits) == 1:
         return uniform_precisions(job.layers, job.points, job.recipe)
-    choices = candidate_precisions(job.layers, job.recipe)
-    return {name: each[0] if len(each) == 1 else min(job.recipe.bits) for name, each in choices.items()}
+    choices = quantized_only(candidate_precisions(job.layers, job.recipe))
+    return {name: each[0] if len(each) == 1 else min(job.recipe.quantized) for name, each in choices.items()}
 
 
 class _Trials:

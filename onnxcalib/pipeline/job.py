@@ -156,7 +156,7 @@ def start(
         fed = _fed(prepared, graph, data) if layers else data
         if graph.branch is not None and not (layers and len(fed)):
             continue
-        rounded, found = store(graph.model, layers, target, fed, wanted, recipe.base.weight)
+        rounded, found = store(graph.model, layers, target, fed, wanted, recipe.highest.weight)
         constants += found
         whole = rounded if graph.branch is None else whole
         if layers and len(fed):
@@ -193,7 +193,7 @@ def _measured(graph: Graph, recipe: Recipe, data: Dataset) -> Graph:
 
 def _asks_for_no_layer(recipe: Recipe) -> bool:
     """Whether nothing in a recipe would be without effect on a model that has no layers, but constants to store."""
-    if len(recipe.bits) > 1 or recipe.base.weight < MAX_BITS:
+    if len(recipe.bits) > 1 or recipe.highest.weight < MAX_BITS:
         return False
     return recipe == Recipe(bits=recipe.bits, target=recipe.target, ranges=recipe.ranges, seed=recipe.seed)
 

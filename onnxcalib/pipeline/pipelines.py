@@ -23,7 +23,9 @@ from onnxcalib.executors.workers import find_workers
 from onnxcalib.files import check_outputs
 from onnxcalib.mixed_precision.request import add_cost_tables, check_mixed
 from onnxcalib.model.branches import with_branch
+from onnxcalib.model.external import embedded, model_bytes
 from onnxcalib.model.files import model_outputs
+from onnxcalib.model.io import PROTOBUF_LIMIT
 from onnxcalib.model.left_float import with_left_float
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.placement import InsertionPoints
@@ -33,6 +35,7 @@ from onnxcalib.model.stored import store_constants
 from onnxcalib.model.widen import with_output_types
 from onnxcalib.numerics.metric import MetricFunction
 from onnxcalib.pipeline import stages
+from onnxcalib.pipeline.assigned_float import assigned_float, on_quantized_layers
 from onnxcalib.pipeline.begin import running
 from onnxcalib.pipeline.budget import Tail, within_drop
 from onnxcalib.pipeline.chosen_ranges import with_chosen_ranges
@@ -142,7 +145,7 @@ def _run(job: Job) -> Outcome:
     run = {Pipeline.PLAIN: _plain, Pipeline.LIGHT: _light, Pipeline.ADVANCED: _advanced}[job.recipe.pipeline]
     if job.branch is not None and len(job.recipe.bits) > 1:
         # Bits are assigned within one graph; branches of an If get the highest on offer.
-        one, unmixed = (job.recipe.base,), MixedPrecisionOptions()
+        one, unmixed = (job.recipe.highest,), MixedPrecisionOptions()
         job = replace(job, recipe=replace(job.recipe, bits=one, edge_bits=None, mixed_precision=unmixed))
     outcome = run(job) if job.layers else Outcome(_uniform(job), noise=OutputNoise({}))
     noise = outcome.noise or stages.noise(job, outcome.plan)
@@ -171,7 +174,7 @@ def _tuned(job: Job, found: Outcome) -> Outcome:
 
 def _quickly_tuned(job: Job, found: Outcome) -> Outcome:
     """Enough of it to compare sizes by."""
-    tuned = stages.batch_norm_tuning(job, found.plan)
+    tuned = stages.quick_tuning(job, found.plan)
     return replace(found, plan=final_scales(job, tuned.plan), tuned=tuned)
 
 
@@ -237,8 +240,9 @@ def _assembled(job: Job, finished: Tail) -> Outcome:
     elif job.recipe.pipeline is Pipeline.ADVANCED:
         candidates = stages.parallel_training(job, candidates)
     table = add_cost_tables(stages.sensitivities(job, candidates).table, job.recipe)
+    tuned, finished = on_quantized_layers(_quickly_tuned), on_quantized_layers(finished)
     if job.recipe.mixed_precision.max_drop is not None:
-        return replace(within_drop(job, candidates, table, _quickly_tuned, finished), left=left, ranges=ranges)
+        return replace(within_drop(job, candidates, table, tuned, finished), left=left, ranges=ranges)
     assigned = stages.allocation(job, candidates, table)
     return finished(job, Outcome(candidates.stitch(assigned.allocation.choices), left, ranges, table, assigned))
 
@@ -247,7 +251,8 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
     """One file out of the model's own graph and the branches of its Ifs, which onnxruntime loads."""
     plans, left = [outcome.plan for outcome in outcomes], _left(outcomes)
     whole, constants = _assemble(started, plans, left)
-    listed = started.listed if left is None else left_float(started.listed, left)
+    listed = assigned_float(started.listed, outcomes)
+    listed = listed if left is None else left_float(listed, left)
     first = started.jobs[0]
     if first.target.format is Format.QDQ and (why := refusal(whole, started.model.source)) is not None:
 
@@ -268,7 +273,9 @@ def _joined(started: Start, outcomes: Sequence[Outcome]) -> Result:
     told = {**vars(outcomes[0]), "plan": plan, "left": left}
     mask = None if is_absent(started.data) else find_mask(started.data)
     kinds = find_output_kinds(started.model.proto)
-    return Result(**told, model=whole, layers=listed, recipe=started.asked, output_kinds=kinds, mask=mask)
+    whole = embedded(whole) if model_bytes(whole) < PROTOBUF_LIMIT else whole
+    found = Result(**told, model=whole, layers=listed, recipe=started.asked, output_kinds=kinds, mask=mask)
+    return replace(found, names_files=started.model.names_files)
 
 
 def _assemble(
@@ -285,7 +292,7 @@ def _assemble(
         whole, constants = store_constants(whole, [*started.constants, *tables])
     whole = with_output_types(whole, started.model.output_types)
     whole = with_fixed_batch(whole) if target.fixed_shapes else whole
-    if 2 * whole.ByteSize() > started.model.given_bytes >= LEAST_BYTES:
+    if 2 * model_bytes(whole) > started.model.given_bytes >= LEAST_BYTES:
         whole = with_short_names(whole, started.model.proto)
     return whole if left is None else with_left_float(whole, left), constants
 

@@ -36,7 +36,9 @@ def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -
     widths = {MAX_BITS} | {choice.activation for choices in precisions.values() for choice in choices}
     if job.recipe.ranges is not RangeMethod.AUTO:
         return at((job.recipe.ranges, job.recipe.ranges))
-    lowest = {name: choices[0] if len(choices) == 1 else min(job.recipe.bits) for name, choices in precisions.items()}
+    lowest = {
+        name: choices[0] if len(choices) == 1 else min(job.recipe.quantized) for name, choices in precisions.items()
+    }
     teacher = Teacher(job.model, first(job.data, SAMPLES), job.float_loss, TEMPERATURE)
     tried = (MSE, MINMAX) if job.recipe.weight_only else TRIED
     distances = {}

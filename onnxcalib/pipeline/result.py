@@ -16,8 +16,9 @@ from onnxcalib.algorithms.second_order import ChosenRounding
 from onnxcalib.files import Inputs, check_outputs
 from onnxcalib.mixed_precision.assignment import Assigned
 from onnxcalib.mixed_precision.table import SensitivityTable
+from onnxcalib.model.external import LARGE_MODEL
 from onnxcalib.model.files import model_outputs
-from onnxcalib.model.io import write_model
+from onnxcalib.model.io import PROTOBUF_LIMIT, write_model
 from onnxcalib.model.layers import LayerList
 from onnxcalib.numerics.metric import Drop
 from onnxcalib.numerics.output_kind import Kinds, LossKind, loss_in_words
@@ -65,6 +66,7 @@ class Result(Outcome):
     reads: Inputs = ()  # the files that it was made from
     output_kinds: Kinds = field(default_factory=dict)  # what the float outputs mean
     mask: str | None = None  # the input that tells padding, which does not count
+    names_files: bool = False  # a large file has its weights beside it
 
     @property
     def judged_by(self) -> str:
@@ -76,4 +78,4 @@ class Result(Outcome):
     def save(self, path: str | Path) -> None:
         """Writes the model file, under a temporary name first, but never in place of what it was made from."""
         check_outputs(model_outputs("output", Path(path)), self.reads)
-        write_model(self.model, path)
+        write_model(self.model, path, LARGE_MODEL if self.names_files else PROTOBUF_LIMIT)

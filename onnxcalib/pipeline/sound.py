@@ -51,13 +51,13 @@ def with_sound_outputs(
 
 def judged_at_the_end(recipe: Recipe) -> bool:
     """Whether nothing may be left float: less than eight bits were asked for, and with them noise."""
-    narrow = recipe.base.weight < MAX_BITS or recipe.base.activation < MAX_BITS
+    narrow = recipe.highest.weight < MAX_BITS or recipe.highest.activation < MAX_BITS
     return narrow and recipe.on_broken in (None, OnBroken.KEEP)
 
 
 def at_base(job: Job, candidates: Candidates) -> QuantPlan:
-    """Every layer at the highest precision on offer."""
-    return candidates.stitch({layer.name: job.recipe.base for layer in job.layers})
+    """Every layer quantized at the highest precision on offer."""
+    return candidates.stitch({layer.name: job.recipe.highest for layer in job.layers})
 
 
 def leavable(job: Job, left: LeftFloat) -> LeftFloat:

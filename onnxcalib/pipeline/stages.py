@@ -37,7 +37,13 @@ from onnxcalib.mixed_precision.costs import Problem, unmeasured
 from onnxcalib.mixed_precision.mixup_validation import SAMPLES as MIXUP_SAMPLES
 from onnxcalib.mixed_precision.mixup_validation import mixup_places
 from onnxcalib.mixed_precision.probes import Probed
-from onnxcalib.mixed_precision.request import Request, add_cost_tables, candidate_precisions, uniform_precisions
+from onnxcalib.mixed_precision.request import (
+    Request,
+    add_cost_tables,
+    candidate_precisions,
+    quantized_only,
+    uniform_precisions,
+)
 from onnxcalib.mixed_precision.rerank import most_measurements
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.equalize import equalized, exponents_of, find_equalization_pairs
@@ -58,6 +64,7 @@ from onnxcalib.recipe import FLOAT_BITS, LayerOptimizer, Precision, RangeMethod,
 from onnxcalib.runtime.session import Session, samples_in
 
 RANGE_SAMPLES = 32  # held out, by which it is judged whether a tensor is static
+QUICK_SAMPLES, QUICK_ROUNDS = 64, 2  # of batch-norm tuning while sizes are compared
 PRECISIONS = ("bits", "edge_bits", "overrides")
 LIMITS = ("compression", "max_loss", "limits", "costs", "minimise")
 TRAINING = ("engine", "layer_optimizer", "schedule", "steps", "seed", "strict")
@@ -108,7 +115,7 @@ def uniform_plan(job: Job, found: Statistics) -> QuantPlan:
 @stage("ranges", ("ranges", "block_size", "loss", *PRECISIONS))
 def rounded_candidates(job: Job, found: Statistics) -> Candidates:
     """Every layer rounded at every precision on offer."""
-    return rounded(job, found, candidate_precisions(job.layers, job.recipe))
+    return rounded(job, found, quantized_only(candidate_precisions(job.layers, job.recipe)))
 
 
 @stage("output noise")
@@ -208,6 +215,15 @@ def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
     return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
 
 
+@stage("quick tuning", ("loss", "metric", "bn_reference"), title="tuning of a size that is tried")
+def quick_tuning(job: Job, plan: QuantPlan) -> Tuned:
+    """Enough of batch-norm tuning to compare sizes by: its first rounds, on few samples."""
+    data, held_out = (first(part, QUICK_SAMPLES) for part in train_validation_split(job.data))
+    teacher = Teacher(job.model, held_out, job.loss, TEMPERATURE)
+    how = (job.target, data, teacher, job.recipe.get("bn_reference"))
+    return Tuner(job.model, job.layers, *how, rounds=QUICK_ROUNDS).tune(plan, job.progress)
+
+
 @stage("metric", ("metric",))
 def metric_drop(job: Job, plan: QuantPlan, proves: bool) -> Drop:
     """What the metric falls by on the samples that calibrate, or on those that prove."""
@@ -267,6 +283,7 @@ STAGES: tuple[Stage[Any, Any], ...] = (
     second_order_candidates,
     second_order_rounding,
     batch_norm_tuning,
+    quick_tuning,
     metric_drop,
     sequential_training,
     end_to_end_training,

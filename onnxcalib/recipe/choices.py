@@ -11,7 +11,7 @@ from onnxcalib.errors import RecipeError
 from onnxcalib.numerics.output_kind import LossKind
 
 MIN_BITS, MAX_BITS = 2, 8
-FLOAT_BITS = 32  # of an activation that is not quantized
+FLOAT_BITS = 32  # of what is not quantized
 
 
 class Pipeline(enum.StrEnum):
@@ -94,29 +94,43 @@ class Precision:
     activation: int
 
     def __post_init__(self) -> None:
+        if self.is_float:
+            return
         for what, bits in (("weight", self.weight), ("activation", self.activation)):
             if not MIN_BITS <= bits <= MAX_BITS and not (what == "activation" and bits == FLOAT_BITS):
                 raise RecipeError(f"{bits} {what} bits are out of range.", f"Choose {MIN_BITS} to {MAX_BITS}.")
 
     @classmethod
     def parse(cls, text: str) -> Precision:
-        """Reads "w4a8", "8" for w8a8, or "w4" for weights alone."""
+        """Reads "w4a8", "8" for w8a8, "w4" for weights alone, or "float"."""
+        if text.strip().lower() == "float":
+            return cls(FLOAT_BITS, FLOAT_BITS)
         match = re.fullmatch(r"w([0-9]{1,4})(?:a([0-9]{1,4}))?|([0-9]{1,4})", text.strip().lower())
         if match is None:
-            raise RecipeError(f"'{text}' is not a precision.", "Write 8, w4a8, w4, or a list such as w4a4,w8a8.")
+            raise RecipeError(f"'{text}' is not a precision.", "Write 8, w4a8, w4, or a list such as w4a4,w8a8,float.")
         weight, activation, both = match.groups()
-        return cls(int(weight or both), int(activation or both or FLOAT_BITS))
+        found = cls(int(weight or both), int(activation or both or FLOAT_BITS))
+        if found.is_float:
+            raise RecipeError(f"'{text}' is not a precision.", "Write float for a layer that is not quantized.")
+        return found
+
+    @property
+    def is_float(self) -> bool:
+        """Whether nothing of the layer is quantized."""
+        return self.weight == self.activation == FLOAT_BITS
 
     @property
     def weight_only(self) -> bool:
-        """Whether the activation stays float."""
-        return self.activation == FLOAT_BITS
+        """Whether the activation alone stays float."""
+        return self.activation == FLOAT_BITS and not self.is_float
 
     def edge(self, bits: int) -> Precision:
         """That of an edge layer beside layers of this precision."""
         return Precision(bits, FLOAT_BITS if self.weight_only else bits)
 
     def __str__(self) -> str:
+        if self.is_float:
+            return "float"
         return f"w{self.weight}" if self.weight_only else f"w{self.weight}a{self.activation}"
 
 

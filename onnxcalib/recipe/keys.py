@@ -104,7 +104,7 @@ IMAGES = "images"
 SECTIONS = (
     Section("What runs, and how fine", (
         _default("pipeline", Kind.WORD, f"Which stages run: {_listed(Pipeline)}"),
-        Key("bits", Kind.BITS, "Bits: 8, w4a8, w4 for weights alone, or a list to mix: w4a4,w8a8", "8"),
+        Key("bits", Kind.BITS, "Bits: 8, w4a8, w4 for weights alone, or a list to mix: w4a4,w8a8,float", "8"),
         _example("edge_bits", Kind.INTEGER, "Bits of the first and the last layer", 8),
         _default("target", Kind.WORD, f"What the file is for: {_listed(TARGETS)}, or a TOML file"),
         _default("ranges", Kind.WORD, f"How ranges are found: {_listed(RangeMethod)}"),

@@ -65,7 +65,7 @@ class Recipe:
 
     Attributes:
         pipeline: Which stages run: plain rounds to nearest, light adds allocation and tuning, advanced training.
-        bits: One precision for all layers, or several to choose from: "w4a8", "w4" for weights alone, "w4a4,w8a8".
+        bits: One precision for all layers, or several to choose from: "w4a8", "w4" (weights alone), "w4a4,w8a8,float".
         edge_bits: Bits of the first and the last layer.
         target: What the file is for: the name of a target, or a TOML file.
         ranges: How ranges are estimated; auto measures several estimators and takes the best.
@@ -133,8 +133,8 @@ class Recipe:
     def _check(self) -> None:
         for text in self.overrides:
             parse_override(text)
-        if not self.bits:
-            raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8.")
+        if not self.quantized:
+            raise RecipeError("no bits were asked for.", "Write 8, w4a8, or a list such as w4a4,w8a8,float.")
         if self.seed < 0:
             raise RecipeError(f"`seed={self.seed}` is negative.", "Give 0 or more.")
         if self.edge_bits is not None:
@@ -165,13 +165,24 @@ class Recipe:
 
     @property
     def base(self) -> Precision:
-        """The precision that every other is compared with: the highest."""
-        return Precision(max(bits.weight for bits in self.bits), max(bits.activation for bits in self.bits))
+        """The precision that every other is compared with: float where that is on offer, else the highest."""
+        return next((bits for bits in self.bits if bits.is_float), self.highest)
+
+    @property
+    def highest(self) -> Precision:
+        """The highest precision of what is quantized."""
+        offered = self.quantized
+        return Precision(max(bits.weight for bits in offered), max(bits.activation for bits in offered))
+
+    @property
+    def quantized(self) -> tuple[Precision, ...]:
+        """What is on offer beside float."""
+        return tuple(bits for bits in self.bits if not bits.is_float)
 
     @property
     def weight_only(self) -> bool:
         """Whether activations stay float."""
-        return self.bits[0].weight_only
+        return self.quantized[0].weight_only
 
     def get(self, name: str) -> Any:
         """A field of the recipe or of a group, or what stands for it where it is not set."""
@@ -183,7 +194,7 @@ class Recipe:
         return {KEY_OF.get(name, name): getattr(self, name) for name in _NAMES}
 
     def _check_weight_only(self) -> None:
-        if len({precision.weight_only for precision in self.bits}) > 1:
+        if len({precision.weight_only for precision in self.quantized}) > 1:
             listed = ",".join(map(str, self.bits))
             raise RecipeError(
                 f"`bits={listed!r}` mixes layers that read float activations with layers that read quantized ones.",
@@ -203,7 +214,7 @@ class Recipe:
         words = f"`activations={mode.value!r}`"
         if self.weight_only:
             raise RecipeError(f"{words} has no effect where activations stay float.", "Give `bits` 8 or w4a8.")
-        narrow = [each for each in self.bits if each.activation != MAX_BITS]
+        narrow = [each for each in self.quantized if each.activation != MAX_BITS]
         if narrow:
             hint = f"Give `bits` such as w{narrow[0].weight}a8."
             raise RecipeError(f"{words} takes eight bits for activations, not {narrow[0]}.", hint)
@@ -223,9 +234,9 @@ class Recipe:
         self._refuse((*MIXED, *others), "has no effect in the plain pipeline", "Add `pipeline='light'`.")
 
     def _check_mixed(self) -> None:
-        if self.base not in self.bits:
+        if self.highest not in self.bits:
             raise RecipeError(
-                f"`bits` has no precision that is highest in both weights and activations ({self.base}).", "Add it."
+                f"`bits` has no precision that is highest in both weights and activations ({self.highest}).", "Add it."
             )
         wanted = self.mixed_precision
         if wanted.compression is None and wanted.max_loss is None and wanted.max_drop is None and not wanted.limits:

@@ -25,8 +25,9 @@ code, pre { font: .85em/1.5 ui-monospace, monospace; }
 pre { background: var(--card); padding: .75rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 td code { overflow-wrap: anywhere; }
 figure { margin: 1rem 0; overflow-x: auto; } svg { width: 100%; height: auto; display: block; }
-@media (max-width: 40rem) { figure svg { min-width: 40rem; } }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; }
+@media (max-width: 40rem) { figure svg { min-width: 40rem; } table { display: block; overflow-x: auto; }
+ td code { display: inline-block; min-width: 12rem; } }
 th, td { text-align: left; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 th { color: var(--muted); font-weight: 600; } .number { text-align: right; font-variant-numeric: tabular-nums; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .75rem; margin: 1rem 0; }
@@ -204,10 +205,12 @@ def _layers(report: ReportData, pictures: Mapping[str, Picture]) -> str:
         )
         for row in report["layers"]
     ]  # fmt: skip
+    on, alone = report["loss"]["samples"], report["loss"].get("alone", report["loss"]["samples"])
+    fewer = f", on {alone} of the samples" if alone < on else ""
     return (
-        f"<p>On {report['loss']['samples']} calibration samples, after the bias and before the activation. A layer's "
+        f"<p>On {on} calibration samples, after the bias and before the activation. A layer's "
         "share: the float model's softened loss with this layer alone as it is in the file, of the sum of these over "
-        "all layers.</p>"
+        f"all layers{fewer}.</p>"
         + _figure(pictures, "sqnr")
         + _figure(pictures, "hurting")
         + hurt

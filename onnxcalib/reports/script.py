@@ -13,7 +13,7 @@ th[aria-sort=ascending]::after { content: " \\2191"; } th[aria-sort=descending]:
 input[type=search] { font: inherit; width: 100%; box-sizing: border-box; padding: .35rem .6rem; margin: .4rem 0;
  background: var(--card); color: var(--ink); border: 1px solid var(--rule); border-radius: .35rem; }
 input[type=range] { width: 100%; accent-color: var(--first); }
-.strip { display: flex; height: 1.6rem; gap: 1px; margin: .4rem 0; } .strip i { flex: 1 1 0; min-width: 1px; }
+.strip { display: flex; height: 1.6rem; gap: 1px; margin: .4rem 0; } .strip i { flex: 1 1 0; min-width: 0; }
 .legend span { display: inline-block; margin-right: 1rem; } .legend { font-size: .875rem; color: var(--muted); }
 .legend i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; vertical-align: -.05rem; }
 svg.network path { fill: none; stroke: var(--muted); stroke-width: 1; }
@@ -73,6 +73,7 @@ if (held) {
   const slider = document.getElementById("chooser"), told = document.getElementById("chooser-told");
   const strip = document.getElementById("chooser-strip"), typed = document.getElementById("chooser-typed");
   for (const layer of data.layers) strip.append(document.createElement("i"));
+  if (data.layers.length > 100) strip.style.gap = "0";  // gaps alone would be wider than a telephone
   const show = () => {
     const point = data.points[slider.value];
     const counts = {};
@@ -84,8 +85,9 @@ if (held) {
       cell.title = data.layers[layer] + ": " + name;
     });
     const mix = Object.keys(counts).sort().map(name => counts[name] + " at " + name).join(", ");
+    const near = point.chosen ? ", nearest to what was chosen" : "";
     told.textContent = point.size.toFixed(4) + " of float (" + point.bytes.toLocaleString("en") + " bytes), "
-      + "estimated loss " + point.loss.toPrecision(4) + (point.chosen ? ", the size that was chosen" : "") + "; " + mix;
+      + "estimated loss " + point.loss.toPrecision(4) + near + "; " + mix;
     typed.textContent = "--compression " + (Math.ceil(point.size * 10000) / 10000);
   };
   slider.addEventListener("input", show);

@@ -117,7 +117,7 @@ def _gather(
         "outcome": collect.outcome(evaluations, measured_on.source, test is None, result.budget),
         "layers": rows,
         "network": blocks(prepared, listed),
-        "loss": {"whole": diagnosis.loss, "samples": diagnosis.samples},
+        "loss": {"whole": diagnosis.loss, "samples": diagnosis.samples, "alone": diagnosis.alone_samples},
         "float": collect.float_rows(result),
         "constants": collect.constant_rows(result),
         **collect.mixed_precision_data(result),

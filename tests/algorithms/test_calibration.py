@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from models import build, normal
+from models import build, conv_net, feed_for, normal
 from onnxcalib.algorithms.calibration import calibrate
 from onnxcalib.numerics.positions import repeated
 from onnxcalib.numerics.statistics import TensorStatistics
@@ -56,6 +56,18 @@ def alone(lengths: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
 def statistics_of(data: Any) -> dict[str, TensorStatistics]:
     job = start(encoder(), data, Recipe()).jobs[0]
     return dict(calibrate(job.model, job.points, job.data, silent).tensors)
+
+
+def test_a_second_pass_finds_what_one_finds_with_room_on_disk() -> None:
+    job = start(conv_net(), feed_for(conv_net(), 20), Recipe()).jobs[0]
+    once, twice = (calibrate(job.model, job.points, job.data, silent, most).tensors for most in (2**30, 0))
+    assert once.keys() == twice.keys()
+    for name, found in once.items():
+        assert (found.low, found.high, found.mean_low, found.mean_high) == (
+            twice[name].low, twice[name].high, twice[name].mean_low, twice[name].mean_high,
+        )  # fmt: skip
+        np.testing.assert_array_equal(found.counts, twice[name].counts)
+        np.testing.assert_array_equal(found.relative, twice[name].relative)
 
 
 def test_padding_is_left_out_of_ranges() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from models import Arrays, conv_net, feed_for, run, transformer_block
+from models import Arrays, build, conv_net, feed_for, normal, run, transformer_block
 from onnxcalib import Precision, RangeMethod, Recipe, quantize
 from onnxcalib.analysis.diagnose import Diagnosis, diagnose
 from onnxcalib.analysis.histograms import LayerHistograms, layer_histograms
@@ -85,6 +85,36 @@ def test_a_bias_behind_a_matmul_belongs_to_its_layer() -> None:
     found = diagnosis_of(*prepared_and_written(model, data), data)
     assert [each.layer for each in found.layers] == ["query", "key", "value", "up", "down"]
     assert all(np.isfinite([each.sqnr_db, each.alone_db, each.alone_loss]).all() for each in found.layers)
+
+
+def test_tensors_that_do_not_fit_on_disk_together_are_captured_again() -> None:
+    model = conv_net()
+    data = feed_for(model, 12)
+    ready, written = prepared_and_written(model, data)
+    layers, opened = find_layers(ready).layers, open_data(data, input_specs(ready.proto))
+    whole, parts = (diagnose(ready, layers, read_quantized(written), opened, silent, most) for most in (2**40, 1))
+    assert [each.layer for each in parts.layers] == [each.layer for each in whole.layers]
+    for one, other in zip(parts.layers, whole.layers, strict=True):  # other nodes are fused around what is shown
+        assert (one.sqnr_db, one.alone_db) == pytest.approx((other.sqnr_db, other.alone_db), abs=0.1)
+        assert one.alone_loss == pytest.approx(other.alone_loss, rel=0.05, abs=1e-7)
+
+
+def test_with_many_layers_fewer_samples_are_run_behind_each() -> None:
+    model = chain(80)
+    data = feed_for(model, 64)
+    found = diagnosis_of(*prepared_and_written(model, data, Recipe()), data)
+    assert len(found.layers) == 80
+    assert found.samples == 64
+    assert 8 <= found.alone_samples < 64
+    assert all(each.alone_loss > 0 for each in found.layers)
+
+
+def chain(length: int) -> onnx.ModelProto:
+    """Products of small matrices, one after the other."""
+    ends = ["x", *(f"h{place}" for place in range(1, length)), "y"]
+    nodes = " ".join(f"[n{i}] {ends[i + 1]} = MatMul ({ends[i]}, w{i})" for i in range(length))
+    weights = {f"w{place}": np.linalg.qr(normal(4, 4, seed=place))[0] for place in range(length)}
+    return build(f"net (float[N,4] x) => (float[N,4] y) {{ {nodes} }}", **weights)
 
 
 def spreads_of(model: onnx.ModelProto, data: Arrays, name: str) -> tuple[LayerHistograms, Model, onnx.ModelProto]:

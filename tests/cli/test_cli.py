@@ -65,6 +65,18 @@ def test_quantize_and_evaluate(folder: Path, tmp_path: Path) -> None:
     table = call("evaluate", small, *options).stdout
     assert "small.onnx" in table
     assert f"{rows[1]['sqnr_db']:.1f}" in table
+    assert len([line for line in table.splitlines() if "model.onnx" in line and "100.00" in line]) == 1  # the float one
+
+
+def test_labels_that_are_not_the_model_s_are_doubted(folder: Path, tmp_path: Path) -> None:
+    arrays = dict(np.load(folder / "test.npz"))
+    shifted = tmp_path / "shifted.npz"
+    np.savez(shifted, **{**arrays, "labels": (arrays["labels"] + 1) % 5})
+    model = folder / "model.onnx"
+    done = call("evaluate", model, "-d", shifted, "--reference", model)
+    assert done.returncode == 0
+    names(done.stderr, "0.00 %", "shifted.npz", "classes")
+    assert "itself" not in call("evaluate", model, "-d", folder / "test.npz", "--reference", model).stderr
 
 
 def test_options_reach_the_file_and_the_command_line_goes_on_top_of_the_recipe(

@@ -53,6 +53,39 @@ class Loader:
             yield self.make(Tensor(IMAGES[at : at + self.size]), Tensor(CLASSES[at : at + self.size]))
 
 
+class BatchLoader(Loader):
+    """As torch's DataLoader: it tells how many samples a batch has."""
+
+    @property
+    def batch_size(self) -> int:
+        return self.size
+
+
+class OutOfRange(Exception):  # noqa: N818 - tf.errors.OutOfRangeError
+    """What tf.data raises instead of ending."""
+
+
+class TfIterator:
+    """As tf.data's: its get_next raises at the end, and it says what its elements are."""
+
+    element_spec = "(TensorSpec(shape=(None, 3, 16, 16)), TensorSpec(shape=(None,)))"
+
+    def __init__(self, loader: Loader) -> None:
+        self.items = iter(loader)
+
+    def __iter__(self) -> TfIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.items)
+
+    def get_next(self) -> Any:
+        try:
+            return next(self.items)
+        except StopIteration:
+            raise OutOfRange from None
+
+
 class ByNumber:
     """Single samples without a batch axis, read by number; it tells its end by its length alone."""
 
@@ -87,6 +120,9 @@ CONTAINERS: dict[str, Any] = {
     "loader of tensors": Loader(lambda images, _: images),
     "inputs and labels, as Keras has them": Loader(lambda images, labels: ({"x": images}, labels)),
     "one tuple in another": Loader(lambda images, labels: ((images,), labels)),
+    "loader of dicts without labels": BatchLoader(lambda images, _: {"x": images}),
+    "iterator of tf.data, tuples": TfIterator(Loader(lambda images, labels: (images, labels))),
+    "iterator of tf.data, dicts without labels": TfIterator(Loader(lambda images, _: {"x": images})),
     "dataset by number": ByNumber(),
     "reader that rewinds": Reader(),
     "generator function": generator,
@@ -113,9 +149,22 @@ def test_order_and_forms_do_not_depend_on_the_container(name: str) -> None:
     assert data.labels is None or (found.labels == expected.labels).all()
 
 
-@pytest.mark.parametrize("name", [name for name in CONTAINERS if "tuple" in name or "dict" in name or "number" in name])
+LABELLED = ("loader of tuples", "loader of lists", "loader of dicts", "one tuple in another", "dataset by number")
+
+
+@pytest.mark.parametrize("name", LABELLED)
 def test_labels_come_along(name: str) -> None:
     assert open_data(CONTAINERS[name], [X]).labels.tolist() == CLASSES.tolist()
+
+
+def test_an_iterator_of_tf_data_is_read_to_its_end_with_its_labels() -> None:
+    source = TfIterator(Loader(lambda images, labels: ({"x": images}, labels)))
+    assert open_data(source, [X]).labels.tolist() == CLASSES.tolist()
+
+
+def test_dicts_of_what_does_not_say_that_it_batches_are_fed_as_they_are() -> None:
+    data = shuffled(open_data(Loader(lambda images, _: {"x": images}, size=4), [X]), 0)
+    assert [len(feed["x"]) for feed in data.batches(1)] == [4, 4, 4]
 
 
 def test_feeds_of_a_fixed_batch_are_shuffled_sample_by_sample() -> None:
@@ -218,15 +267,67 @@ def test_a_model_fed_by_any_of_them_is_the_same() -> None:
     assert by_array.model == by_batches.model
 
 
+def same_samples(sources: dict[str, Any]) -> None:
+    """All give the samples of an array, in its order, and their labels where they have any."""
+    expected = shuffled(open_data({"x": IMAGES, "labels": CLASSES}, [X]), 1)
+    for name, source in sources.items():
+        found = shuffled(open_data(source, [X]), 1)
+        assert np.array_equal(whole(found), whole(expected)), name
+        assert ("labels" in name) == (found.labels is not None), name
+        assert found.labels is None or found.labels.tolist() == expected.labels.tolist(), name
+
+
+class Items:
+    """A dataset of torch by its protocol; workers are sent copies of it."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, number: int) -> Any:
+        image, label = IMAGES[number], CLASSES[number]
+        made: dict[str, Any] = {
+            "tuples, labels": (image, label),
+            "dicts, labels": {"x": image, "labels": label},
+            "dicts": {"x": image},
+            "tensors": image,
+        }
+        return made[self.kind]
+
+
 def test_loaders_of_torch_itself() -> None:
     torch = pytest.importorskip("torch")
+    loader = torch.utils.data.DataLoader
     images, labels = torch.tensor(IMAGES, requires_grad=True), torch.tensor(CLASSES)
     samples = torch.utils.data.TensorDataset(images, labels)
-    expected = shuffled(open_data({"x": IMAGES, "labels": CLASSES}, [X]), 1)
-    for source in (samples, torch.utils.data.DataLoader(samples, batch_size=5), images, {"x": images}):
-        found = shuffled(open_data(source, [X]), 1)
-        assert np.array_equal(whole(found), whole(expected))
-        assert found.labels is None or found.labels.tolist() == expected.labels.tolist()
-    mixed = torch.utils.data.DataLoader(samples, batch_size=5, shuffle=True)
+    kinds = [(kind, workers) for kind in ("tuples, labels", "dicts, labels", "dicts", "tensors") for workers in (0, 2)]
+    loaders = {
+        f"{kind}, {workers} workers": loader(Items(kind), batch_size=5, num_workers=workers) for kind, workers in kinds
+    }
+    same_samples(loaders)
+    same_samples({"set, labels": samples, "labels": loader(samples, batch_size=5), "tensor": images})
+    same_samples({"a dict": {"x": images}, "once, labels": iter(loader(samples, batch_size=5))})
+    function = transformed(lambda: iter(loader(samples, batch_size=5)), lambda batch: batch[0])
+    same_samples({"function": function, "dict": transformed(loader(samples, 5), lambda batch: {"x": batch[0]})})
     with pytest.raises(DataError, match="other samples"):
-        shuffled(open_data(mixed, [X]), 1)
+        shuffled(open_data(loader(samples, batch_size=5, shuffle=True), [X]), 1)
+
+
+def test_sets_of_tf_data_itself() -> None:
+    tf = pytest.importorskip("tensorflow")
+    sliced = tf.data.Dataset.from_tensor_slices
+    pairs, dicts = sliced((IMAGES, CLASSES)).batch(5), sliced({"x": IMAGES}).batch(5)
+    same_samples(
+        {"labels": pairs, "one by one, labels": sliced((IMAGES, CLASSES)), "fetched, labels": pairs.prefetch(2)}
+    )
+    same_samples(
+        {"dicts": dicts, "tensors": sliced(IMAGES).batch(5), "keras, labels": sliced(({"x": IMAGES}, CLASSES))}
+    )
+    same_samples({"once, labels": iter(pairs), "dicts once": iter(dicts), "arrays, labels": pairs.as_numpy_iterator()})
+    last = sliced((IMAGES.transpose(0, 2, 3, 1), CLASSES)).batch(5)
+    first = transformed(last, lambda batch: (tf.transpose(batch[0], (0, 3, 1, 2)), batch[1]))
+    same_samples({"channels last, labels": first, "tensor": tf.constant(IMAGES)})
+    with pytest.raises(DataError, match="other samples"):
+        shuffled(open_data(pairs.shuffle(3), [X]), 1)

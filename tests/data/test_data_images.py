@@ -113,6 +113,25 @@ def test_class_folders_give_labels_and_files_natural_order(tmp_path: Path) -> No
     assert np.allclose(feed["image"][:, 0, 0, 0], [20, 40, 60, 80], atol=2)
 
 
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (("0", "2", "10"), {"0": 0, "2": 2, "10": 10}),  # some of the classes
+        (("0007", "0003"), {"0003": 3, "0007": 7}),
+        (("1", "2", "3", "10", "4", "5", "6", "7", "8", "9"), {"1": 0, "2": 1, "10": 9}),  # all, counted from 1
+        (("cat", "7"), {"7": 0, "cat": 1}),
+    ],
+)
+def test_folders_with_numbers_for_names_are_those_classes(
+    names: tuple[str, ...], classes: dict[str, int], tmp_path: Path
+) -> None:
+    for name in names:
+        paint(tmp_path / name / "a.png", 5)
+    data = open_data(tmp_path, model(None, 3, 4, 4), Preprocess(**RAW))
+    found = dict(zip(sorted(names), data.labels.tolist(), strict=True))
+    assert classes.items() <= found.items()
+
+
 def test_a_flat_folder_has_no_labels_and_fixed_batches_hold(tmp_path: Path) -> None:
     for index in range(5):
         paint(tmp_path / f"{index}.png", index)

@@ -93,7 +93,7 @@ def _add_inputs(b: Builder, batch: int | None) -> Arrays:
             continue
         sizes: list[Any] = [batch or "N", *inner]
         if batch is None and b.chance(0.1):
-            sizes = ["N", *(f"d{place}" for place in range(len(inner)))]
+            sizes = ["N", *(f"{name}_d{place}" for place in range(len(inner)))]
         b.add_input(name, b.float_type, sizes)
         b.tensors.append(Tensor(name, (None, *inner)))
         feed[name] = b.floats(rows, *inner) * b.dtype.type(b.choose([1, 1, 1, 1, 1, 1, 1, 10, 0.01, 0]))

@@ -260,7 +260,7 @@ def test_a_failed_write_of_external_data_leaves_nothing(tmp_path: Path, monkeypa
     def fail(_model: onnx.ModelProto) -> bytes:
         raise RuntimeError("bug")
 
-    monkeypatch.setattr(io, "serialized", fail)
+    monkeypatch.setattr(io, "serialized_outside", fail)
     with pytest.raises(RuntimeError):
         write_model(large_model(), tmp_path / "model.onnx", SMALL)
     assert list(tmp_path.iterdir()) == []

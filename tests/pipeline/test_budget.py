@@ -12,11 +12,14 @@ from said import refused
 from models import Arrays, conv_net, feed_for, run
 from onnxcalib.data import open_data, shuffled, split
 from onnxcalib.errors import RecipeError
+from onnxcalib.mixed_precision.allocate import Allocation
 from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.numerics.output_kind import LossKind
+from onnxcalib.pipeline.budget import Finished, finalist
 from onnxcalib.pipeline.pipelines import quantize
-from onnxcalib.pipeline.result import Result
+from onnxcalib.pipeline.result import Outcome, Result
+from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Pipeline, RangeMethod, Recipe, parse_bits
 
 SAMPLES = 240
@@ -56,6 +59,40 @@ def test_the_promise_is_kept_on_samples_that_nothing_else_saw() -> None:
     assert constant_bytes(loose.model) < constant_bytes(tight.model)
     assert {precision.weight for precision in loose.plan.precisions.values()} == {2}
     assert {precision.weight for precision in tight.plan.precisions.values()} != {8}
+
+
+class TenBySize:
+    """Assignments that lose ten by their size before they are finished."""
+
+    def smallest(self, aim: float) -> Allocation:
+        return Allocation({}, 0.0, {"size": 10 / aim}, optimal=True, gap=0.0, method="none")
+
+    def drop(self, allocation: Allocation) -> float:
+        return 10 / allocation.costs["size"]
+
+
+@pytest.mark.parametrize(
+    ("gained", "least", "finished", "taken"),
+    [
+        (0.0, 0.0, [10.0], 10.0),
+        (1.0, 0.0, [10.0, 5.0], 5.0),
+        (1.0, 6.0, [10.0, 5.0], 10.0),  # the smaller one did not gain as much
+        (-0.5, 0.0, [10.0], 10.0),  # it lost on the way: the proof is to say how much
+    ],
+)
+def test_what_finishing_gains_goes_into_a_smaller_file(
+    gained: float, least: float, finished: list[float], taken: float
+) -> None:
+    sizes, asked = TenBySize(), []
+
+    def finish(allocation: Allocation) -> Finished:
+        size = allocation.costs["size"]
+        asked.append(size)
+        outcome = Outcome(QuantPlan("ort", "mse", {}, {}, {}, {}))
+        return Finished(allocation, outcome, sizes.drop(allocation) - (gained if size > least else 0.0))
+
+    assert finalist(sizes, finish, 1.0).allocation.costs["size"] == taken
+    assert asked == finished
 
 
 def test_a_drop_out_of_reach_names_the_least_and_its_size() -> None:

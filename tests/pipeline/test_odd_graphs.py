@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from command_line import call
 
@@ -17,7 +18,8 @@ from onnxcalib.model import placement
 from onnxcalib.recipe import Pipeline, RangeMethod, parse_bits
 from onnxcalib.runtime.session import Session, refusal
 
-W = {"w1": normal(4, 3, 3, 3, scale=0.4), "w2": normal(4, 4, 3, 3, scale=0.4), "m": normal(4, 4)}
+VERSION = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+W = {"w1": normal(4, 3, 3, 3, scale=0.4), "w2": normal(4, 4, 3, 3, scale=0.4), "m": normal(4, 4), "r": normal(3, 4)}
 CONV = "net (float[N,3,8,8] x) => (float[N,4,6,6] y%s) { [one] a = Conv (x, w1)  [act] y = Relu (a)  %s }"
 BRANCHED = """net (float[N,3,8,8] x, bool c) => (float[N,6,6,4] z) {
     [one] a = Conv (x, w1)
@@ -36,6 +38,16 @@ ODD = {
     "nodes named as outputs": CONV % (", float[N,4,4,4] z", "[y] z = Conv (y, w2)"),
     "a sequence and a size as outputs": CONV % (", int64[4] s", "q = SequenceConstruct (y, y)  s = Shape (y)"),
 }
+ODD[
+    "an input that products of attention read as output"
+] = """net (float[N,4,3] x) => (float[N,4,4] y, float[N,4,3] x) {
+    t = Transpose <perm=[0,2,1]> (x)
+    s = MatMul (x, t)
+    p = Softmax <axis=2> (s)
+    o = MatMul (p, x)
+    q = MatMul (o, r)
+    [one] y = MatMul (q, m)
+}"""
 PIPELINES = {
     "plain": Recipe(),
     "mixed": Recipe(pipeline=Pipeline.LIGHT, bits=parse_bits("w4a8,w8a8"), compression=9.0),
@@ -145,3 +157,29 @@ def test_a_network_deeper_than_the_stack() -> None:
     text = f"net (float[N,4] x) => (float[N,4] y) {{ a0 = MatMul (x, m)  {chain}  y = MatMul (a1050, m) }}"
     model = build(text, m=normal(4, 4))
     assert len(quantize(model, feed_for(model, 4), Recipe(ranges=RangeMethod.MINMAX)).plan.layers) == 2
+
+
+FROM_NORM = """net (float[2,4,5,5] x) => (float[2,5,4] y) {
+    [axes] i = Constant <value_ints=[-1]> ()
+    g = GroupNormalization <num_groups=1> (x, one4, zero4)
+    r = ReduceL2 <keepdims=0> (g, i)
+    t = Transpose <perm=[0,2,1]> (r)"""
+FROM_INPUT = """net (float[N,T,4] x) => (float[N,T,4] y) {
+    t = Identity (x)"""
+ATTENTION = """
+    q0 = MatMul (t, wq)  q = Add (q0, b)
+    k0 = MatMul (t, wk)  k = Add (k0, b)
+    v0 = MatMul (t, wv)  v = Add (v0, b)
+    a = Attention <q_num_heads=4, kv_num_heads=4> (q, k, v)
+    [out] y = MatMul (a, wo)
+}"""
+
+
+@pytest.mark.skipif(VERSION < (1, 23), reason="this onnxruntime has no Attention")
+@pytest.mark.parametrize(("start", "shape"), [(FROM_NORM, (2, 4, 5, 5)), (FROM_INPUT, (2, 5, 4))])
+def test_attention_of_sizes_that_are_known_at_run_time(start: str, shape: tuple[int, ...]) -> None:
+    wide = {name: normal(4, 16, seed=seed) for seed, name in enumerate(("wq", "wk", "wv"))}
+    norm = {"one4": np.ones(4, np.float32), "zero4": np.zeros(4, np.float32)} if start is FROM_NORM else {}
+    model = build(start + ATTENTION, opset=23, ir=11, **wide, **norm, b=normal(16), wo=normal(16, 4))
+    feed = {"x": normal(*shape)}
+    near(model, quantize(model, [feed]).model, feed)

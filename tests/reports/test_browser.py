@@ -102,6 +102,26 @@ def test_the_curve_is_walked_from_the_smallest_file_to_the_largest(folder: Path,
 
 
 @in_browser
+def test_the_strip_of_three_hundred_layers_fits_a_narrow_window(folder: Path, tmp_path: Path) -> None:
+    text = (folder / "mixed.html").read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="chooser-data">(.*?)</script>', text)
+    assert found is not None
+    data = json.loads(found.group(1))
+    data["layers"] *= 60
+    for point in data["points"]:
+        point["bits"] *= 60
+    page = tmp_path / "deep.html"
+    page.write_text(text.replace(found.group(0), embedded(data)), encoding="utf-8")
+    steps = """const strip = document.getElementById('chooser-strip'), last = strip.lastChild;
+    return [strip.children.length, last.getBoundingClientRect().right - strip.getBoundingClientRect().right,
+            last.getBoundingClientRect().width];"""
+    cells, beyond, width = after(page, steps, tmp_path)
+    assert cells == 300
+    assert beyond < 0.5
+    assert width > 0.5
+
+
+@in_browser
 @pytest.mark.parametrize("name", ["mixed", "eight", "runs"])
 def test_pages_run_without_an_error_in_a_narrow_window(name: str, folder: Path, tmp_path: Path) -> None:
     if name == "runs":

@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""How time and memory grow with layers and with samples: a chain of convolutions, quantized in processes of their own.
+
+    python tools/scaling.py FOLDER                     # plain, light, light with a report; a table, a CSV and a plot
+    python tools/scaling.py FOLDER --kind report --layers 50 100
+
+Writes FOLDER/scaling.csv and FOLDER/scaling.png. CPU seconds are those of all threads: on a busy machine they say more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import onnxcalib
+from onnxcalib import Pipeline, Recipe
+from onnxcalib.api import report
+from onnxcalib.recipe import OnBroken
+
+LAYERS, SAMPLES = (50, 100, 200, 400), (128, 512, 2048)
+FEW_SAMPLES, FEW_LAYERS = 64, 50  # while the other number grows
+CHANNELS, SIZE, OFF = 16, 8, 0.004
+KINDS = ("plain", "light", "report")
+COLUMNS = ("kind", "layers", "samples", "seconds", "cpu", "MB", "model_MB")
+
+Row = dict[str, Any]
+
+
+def chain(layers: int) -> onnx.ModelProto:
+    """Convolutions of one size, one after the other, each near the identity, so that the signal lasts."""
+    rng, same = np.random.default_rng(0), np.zeros((CHANNELS, CHANNELS, 3, 3))
+    same[range(CHANNELS), range(CHANNELS), 1, 1] = 1
+    drawn = (same + OFF * rng.normal(size=same.shape) for _ in range(layers))
+    weights = [onnx.numpy_helper.from_array(each.astype(np.float32), f"w{i}") for i, each in enumerate(drawn)]
+    nodes = []
+    for i in range(layers):
+        source = f"r{i - 1}" if i else "x"
+        nodes += [
+            onnx.helper.make_node("Conv", [source, f"w{i}"], [f"c{i}"], f"conv{i}", pads=[1, 1, 1, 1]),
+            onnx.helper.make_node("Relu", [f"c{i}"], [f"r{i}"], f"relu{i}"),
+        ]
+    ends = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", CHANNELS, SIZE, SIZE])
+        for name in ("x", f"r{layers - 1}")
+    ]
+    graph = onnx.helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+def measured(kind: str, layers: int, samples: int, folder: Path) -> Row:
+    """One chain quantized in a process of its own."""
+    model, data = folder / f"chain_{layers}.onnx", folder / f"samples_{samples}.npz"
+    if not model.exists():
+        onnx.save(chain(layers), model)
+    if not data.exists():
+        values = np.random.default_rng(0).normal(size=(samples, CHANNELS, SIZE, SIZE))
+        np.savez(data, x=values.astype(np.float32))
+    command = [sys.executable, __file__, "--one", kind, str(model), str(data)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    size = {"layers": layers, "samples": samples, "model_MB": round(model.stat().st_size / 2**20, 1)}
+    return {"kind": kind, **size, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def _one(kind: str, model: Path, data: Path) -> None:
+    """Prints what one way of quantizing took in this process."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline, output = Pipeline.PLAIN if kind == "plain" else Pipeline.LIGHT, Path(folder) / "written.onnx"
+        # Hundreds of layers in a row do drown a signal in noise, and no real network has them.
+        recipe = Recipe(pipeline, on_broken=OnBroken.KEEP)
+        result = onnxcalib.quantize(model, data, recipe, output=output)
+        if kind == "report":
+            report(result, model, data, Path(folder) / "report.html")
+    row: Row = {"seconds": round(time.perf_counter() - wall, 2), "cpu": round(time.process_time() - cpu, 2)}
+    # getrusage would report the parent's peak where that is higher: it outlives exec, this does not.
+    status = Path("/proc/self/status").read_text().splitlines()
+    row["MB"] = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024
+    print(json.dumps(row))
+
+
+def told(row: Row) -> str:
+    """A row of the table."""
+    each = f"{1000 * row['cpu'] / row['layers']:6.1f} ms a layer, {1000 * row['cpu'] / row['samples']:6.1f} ms a sample"
+    return (
+        f"{row['kind']:6} {row['layers']:4} layers {row['samples']:5} samples {row['seconds']:7.2f} s, "
+        f"CPU {row['cpu']:7.2f} s, {each}, peak {row['MB']:4} MB"
+    )
+
+
+def chains(folder: Path, kinds: Sequence[str] = KINDS[:2], layers: Sequence[int] = LAYERS) -> list[Row]:
+    """A layer more costs the same however many there are, and no memory but its own."""
+    return _told(folder, [(kind, count, FEW_SAMPLES) for kind in kinds for count in layers])
+
+
+def more_samples(folder: Path, kinds: Sequence[str], samples: Sequence[int] = SAMPLES) -> list[Row]:
+    """A sample more costs the same, and no memory."""
+    return _told(folder, [(kind, FEW_LAYERS, count) for kind in kinds for count in samples])
+
+
+def _told(folder: Path, asked: Sequence[tuple[str, int, int]]) -> list[Row]:
+    rows = []
+    for kind, layers, samples in asked:
+        rows.append(measured(kind, layers, samples, folder))
+        print(told(rows[-1]), flush=True)
+    return rows
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """CPU time above, peak memory below; against layers on the left, against samples on the right."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), layout="constrained")
+    fixed = {"layers": ("samples", FEW_SAMPLES), "samples": ("layers", FEW_LAYERS)}
+    for place, (name, (other, value)) in enumerate(fixed.items()):
+        for kind in dict.fromkeys(row["kind"] for row in rows):
+            own = [row for row in rows if row["kind"] == kind and row[other] == value]
+            for axis, key in ((axes[0, place], "cpu"), (axes[1, place], "MB")):
+                axis.plot([row[name] for row in own], [row[key] for row in own], "o-", label=kind)
+        axes[1, place].set_xlabel(f"{name} ({value} {other})")
+        for axis in axes[:, place]:
+            axis.set_ylim(bottom=0)
+            axis.set_xlim(left=0)
+    axes[0, 0].set_ylabel("CPU seconds")
+    axes[1, 0].set_ylabel("peak MB")
+    axes[0, 0].legend(frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Both tables, or one measurement."""
+    if sys.argv[1:2] == ["--one"]:
+        _one(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--layers", nargs="*", type=int, default=LAYERS)
+    parser.add_argument("--samples", nargs="*", type=int, default=SAMPLES)
+    asked = parser.parse_args()
+    asked.folder.mkdir(exist_ok=True)
+    rows = [*chains(asked.folder, asked.kind, asked.layers), *more_samples(asked.folder, asked.kind, asked.samples)]
+    with (asked.folder / "scaling.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(rows, asked.folder / "scaling.png")
+
+
+if __name__ == "__main__":
+    main()
