@@ -66,4 +66,3 @@ class _Gate:
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: self._inside == 0)
-
