@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from onnxcalib.algorithms.lockstep import Held
 from onnxcalib.data import Dataset
@@ -22,6 +26,8 @@ from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_i
 from onnxcalib.runtime.threads import default_workers, in_threads
 
 DISK_BYTES = 4 * 2**30  # of what histograms take of all tensors
+BUFFER_BYTES = 32 * 2**20  # of that, in memory: files of single rows take longer to write than to compute
+EXTREME_SAMPLES = 16  # that are remembered
 
 Take = Callable[[str, Array, int], None]  # a tensor's batch, and how many samples it has
 
@@ -32,6 +38,7 @@ class Statistics:
 
     tensors: Mapping[str, TensorStatistics]
     samples: int
+    extreme_samples: tuple[int, ...] = ()  # that have the extremes of tensors, those of the most tensors first
 
 
 def calibrate(
@@ -47,55 +54,77 @@ def calibrate(
         return Statistics({}, len(data))
     session = Session(with_outputs(model.proto, names), model.source)
     batch = fitting_batch(session, data)
-    extremes = {name: Extremes() for name in names}
+    extremes, of_all = {name: Extremes() for name in names}, len(data)
     with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
-        waiting = _Waiting(names, Path(folder), disk_bytes / max(len(data), 1))
+        waiting = _Waiting(names, Path(folder), disk_bytes / max(of_all, 1))
 
         def see(name: str, values: Array, samples: int) -> None:
-            extremes[name].update(values, samples)
+            extremes[name].update(values, samples, done)
             if values.size:
-                waiting.keep(name, thinned(values, samples))
+                waiting.keep(name, thinned(values, samples, of_all))
 
         done = 0
         for samples in _passed(names, see, session, data, batch):
             done += samples
-            waiting.check(done)
-            progress("calibrate", done, 2 * len(data))
+            waiting.write(done)
+            progress("calibrate", done, 2 * of_all)
         _check_finite(extremes, model.source)
         histograms = {name: Histogram(extremes[name]) for name in names}
         if waiting.is_whole:
-            in_threads(lambda name: _filled(histograms[name], waiting.held[name]), names)
-            progress("calibrate", 2 * len(data), 2 * len(data))
+            in_threads(lambda name: waiting.fill(histograms[name], name), names)
+            progress("calibrate", 2 * of_all, 2 * of_all)
         else:
-            for samples in _passed(names, lambda name, *given: histograms[name].update(*given), session, data, batch):
+
+            def take(name: str, values: Array, samples: int) -> None:
+                histograms[name].take(thinned(values, samples, of_all))
+
+            for samples in _passed(names, take, session, data, batch):
                 done += samples
-                progress("calibrate", done, 2 * len(data))
-    return Statistics({name: histogram.statistics() for name, histogram in histograms.items()}, len(data))
+                progress("calibrate", done, 2 * of_all)
+    tensors = {name: histogram.statistics() for name, histogram in histograms.items()}
+    held = Counter(sample for seen in extremes.values() for sample in seen.samples.values())
+    return Statistics(tensors, of_all, tuple(sample for sample, _ in held.most_common(EXTREME_SAMPLES)))
 
 
 class _Waiting:
     """What histograms take of tensors, on disk until their ends are known; nothing of it where it takes too much."""
 
     def __init__(self, names: Sequence[str], folder: Path, most: float) -> None:
-        self.held = {name: Held(folder / f"{place}.npy") for place, name in enumerate(names)}
+        self._held = {name: Held(folder / f"{place}.npy") for place, name in enumerate(names)}
+        self._buffers: dict[str, list[Array]] = {name: [] for name in names}
         self.is_whole, self._most = True, most  # bytes a sample
 
     def keep(self, name: str, rows: Array) -> None:
         """Takes the next batch of a tensor."""
-        try:
-            if self.is_whole:
-                self.held[name].append(rows)
-        except OSError:  # the disk is full: the network can still run again
+        if self.is_whole:
+            self._buffers[name].append(rows.copy())
+
+    def write(self, samples: int) -> None:
+        """Empties full buffers; gives up where so many samples took too much, or the disk is full."""
+        buffered = sum(rows.nbytes for buffer in self._buffers.values() for rows in buffer)
+        if buffered + sum(held.size for held in self._held.values()) > self._most * samples:
             self.is_whole = False
+        elif buffered > BUFFER_BYTES:
+            try:
+                for name, buffer in self._buffers.items():
+                    for rows in _joined(buffer):
+                        self._held[name].append(rows)
+            except OSError:  # the network can still run again
+                self.is_whole = False
+        if buffered > BUFFER_BYTES or not self.is_whole:
+            self._buffers = {name: [] for name in self._buffers}
 
-    def check(self, samples: int) -> None:
-        """Gives up where so many samples took too much."""
-        self.is_whole &= sum(held.size for held in self.held.values()) <= self._most * samples
+    def fill(self, histogram: Histogram, name: str) -> None:
+        """Hands all of a tensor over."""
+        written = self._held[name].batches() if self._held[name].size else ()
+        for rows in itertools.chain(written, _joined(self._buffers.pop(name))):
+            histogram.take(rows)
 
 
-def _filled(histogram: Histogram, held: Held) -> None:
-    for rows in held.batches() if held.size else ():
-        histogram.take(rows)
+def _joined(batches: Sequence[Array]) -> Iterator[Array]:
+    """Batches whose rows have one length, together: each call of NumPy costs more than a row."""
+    for _, alike in itertools.groupby(batches, key=lambda rows: rows.shape[1]):
+        yield np.concatenate(list(alike))
 
 
 def _check_finite(extremes: Mapping[str, Extremes], source: str) -> None:

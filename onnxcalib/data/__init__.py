@@ -8,7 +8,7 @@ from onnxcalib.data.mixup import MixedPairs, can_be_mixed
 from onnxcalib.data.opening import data_files, open_data
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.spec import Dataset, Feed, InputSpec
-from onnxcalib.data.split import first, place_of, shuffled, split, train_validation_split, why_not_parted
+from onnxcalib.data.split import first, first_with, place_of, shuffled, split, train_validation_split, why_not_parted
 
 __all__ = [
     "Dataset",
@@ -21,6 +21,7 @@ __all__ = [
     "can_be_mixed",
     "data_files",
     "first",
+    "first_with",
     "open_data",
     "place_of",
     "shuffled",

@@ -77,6 +77,10 @@ class FeedDataset:
         """The pieces from first to last."""
         return self._of(range(first, last))
 
+    def chosen(self, pieces: Sequence[int]) -> FeedDataset:
+        """The pieces of these numbers; a stream has them only in its own order, from the first on."""
+        return self._of(range(len(pieces)) if self.streamed else pieces)
+
     def shuffled(self, rng: np.random.Generator) -> FeedDataset:
         """The pieces in another order, unless they come as a stream."""
         return self if self.streamed else self._of(rng.permutation(len(self.places)))

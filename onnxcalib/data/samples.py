@@ -128,6 +128,11 @@ class SampleDataset:
         step = self.batch or 1
         return self._of(slice(first * step, last * step))
 
+    def chosen(self, pieces: Sequence[int]) -> SampleDataset:
+        """The pieces of these numbers."""
+        step = self.batch or 1
+        return self._of((np.asarray(pieces, np.int64)[:, None] * step + np.arange(step)).reshape(-1))
+
     def shuffled(self, rng: np.random.Generator) -> SampleDataset:
         """The samples in another order, which also decides who shares a batch."""
         return self._of(rng.permutation(len(self)))

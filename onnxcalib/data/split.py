@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -37,6 +39,18 @@ def first(dataset: Dataset, n: int) -> Dataset:
         return dataset
     pieces = pieces_of(dataset)
     return pieces.part(0, _enough(pieces.sizes(), n))
+
+
+def first_with(dataset: Dataset, n: int, samples: Sequence[int]) -> Dataset:
+    """The first n samples, of which some make room for these where they are not among them."""
+    if n >= len(dataset):
+        return dataset
+    pieces = pieces_of(dataset)
+    sizes = pieces.sizes()
+    ends, most = list(accumulate(sizes)), _enough(sizes, n)
+    wanted = dict.fromkeys(bisect_right(ends, sample) for sample in samples)
+    kept = dict.fromkeys([*list(wanted)[:most], *range(most)])
+    return pieces.chosen(sorted(list(kept)[:most]))
 
 
 def split(dataset: Dataset, held_out: int) -> tuple[Dataset, Dataset]:

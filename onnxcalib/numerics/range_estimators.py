@@ -18,6 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 PERCENTILE = 99.99
 _CANDIDATES = 96
 _BLOCK = 2**15  # values that are rounded at a time
+_HOPELESS = 4.0  # times the least error: narrower ranges are not tried then
 _LONGEST = 8192  # values that are added up at a time
 
 
@@ -135,6 +136,8 @@ def _search_shares(
         error = _squares(off)
         better = error < best
         best[better], share[better] = error[better], part
+        if (error > _HOPELESS * best).all():  # what is cut off only grows
+            break
 
 
 def _squares(rows: Array) -> FloatArray:

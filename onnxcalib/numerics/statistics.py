@@ -10,8 +10,8 @@ import numpy.typing as npt
 from onnxcalib.numerics.quant_params import Array
 
 BINS = 4096
-# Values of a sample that enter the histogram: a shape needs no more, and the extremes are exact anyway.
-VALUES_OF_A_SAMPLE = 8192
+# Values that enter a histogram, of all samples and of one: a shape needs no more, and the extremes are exact anyway.
+VALUES, VALUES_OF_A_SAMPLE = 2**19, 8192
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,22 @@ class Extremes:
     def __init__(self) -> None:
         self.low = np.inf
         self.high = -np.inf
+        self.samples: dict[str, int] = {}  # that have the smallest value, and the largest
         self._sums = np.zeros(2)
         self._samples = 0
         self.is_finite = True
 
-    def update(self, values: Array, samples: int) -> None:
-        """Takes a batch."""
+    def update(self, values: Array, samples: int, first: int = 0) -> None:
+        """Takes a batch of so many samples, counted on from the first."""
         if values.size == 0:
             return
         rows = _rows(values, samples)
         lows, highs = rows.min(axis=1), rows.max(axis=1)
         self.is_finite &= bool(np.isfinite(lows).all() and np.isfinite(highs).all())
-        self.low = min(self.low, float(lows.min()))
-        self.high = max(self.high, float(highs.max()))
+        if lows.min() < self.low:
+            self.low, self.samples["low"] = float(lows.min()), first + int(lows.argmin())
+        if highs.max() > self.high:
+            self.high, self.samples["high"] = float(highs.max()), first + int(highs.argmax())
         self._sums += (lows.sum(dtype=np.float64), highs.sum(dtype=np.float64))
         self._samples += len(rows)
 
@@ -63,12 +66,8 @@ class Histogram:
         self._counts = np.zeros(BINS, np.int64)
         self._relative = np.zeros(BINS)
 
-    def update(self, values: Array, samples: int) -> None:
-        """Takes a batch, thinned out evenly."""
-        self.take(thinned(values, samples))
-
     def take(self, rows: Array) -> None:
-        """Takes a batch that is thinned out already."""
+        """Takes a batch, a row a sample."""
         low, high = self._extremes.low, self._extremes.high
         if rows.size == 0 or not high > low:
             return
@@ -90,11 +89,12 @@ class Histogram:
         return TensorStatistics(low, high, mean_low, mean_high, self._counts, self._relative)
 
 
-def thinned(values: Array, samples: int) -> Array:
-    """One row a sample, of which a histogram takes so many values, evenly."""
+def thinned(values: Array, samples: int, of_all: int) -> Array:
+    """One row a sample, of which a histogram takes some values, evenly: fewer where many samples share it."""
     rows = _rows(values, samples)
+    wanted = min(max(VALUES // of_all, 1), VALUES_OF_A_SAMPLE)
     # An odd stride does not fall in step with rows or channels of even length.
-    return rows[:, :: max(rows.shape[1] // VALUES_OF_A_SAMPLE, 1) | 1]
+    return rows[:, :: max(rows.shape[1] // wanted, 1) | 1]
 
 
 def _rows(values: Array, samples: int) -> Array:

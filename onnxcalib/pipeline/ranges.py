@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from onnxcalib.algorithms.calibration import Statistics
 from onnxcalib.algorithms.rounding import CandidatePrecisions, Ranges, Rounding
 from onnxcalib.algorithms.teacher import Distance, Teacher
-from onnxcalib.data import first
+from onnxcalib.data import first_with
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline.job import Job
 from onnxcalib.plan import Candidates
 from onnxcalib.recipe import MAX_BITS, RangeMethod
 
-SAMPLES = 256
+SAMPLES = 128
 MARGIN = 0.9  # of the loss with mse, which others must stay below
 ALLOWED_DB = 0.5  # that an output may have less of than with minmax
 
@@ -39,7 +39,9 @@ def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -
     lowest = {
         name: choices[0] if len(choices) == 1 else min(job.recipe.quantized) for name, choices in precisions.items()
     }
-    teacher = Teacher(job.model, first(job.data, SAMPLES), job.float_loss, TEMPERATURE)
+    # Samples that reach furthest are among them: what is cut off of these breaks an output first.
+    judging = first_with(job.data, SAMPLES, statistics.extreme_samples)
+    teacher = Teacher(job.model, judging, job.float_loss, TEMPERATURE)
     tried = (MSE, MINMAX) if job.recipe.weight_only else TRIED
     distances = {}
     for done, estimators in enumerate(tried, 1):

@@ -23,6 +23,7 @@ from onnxcalib.data import (
     InputSpec,
     Preprocess,
     first,
+    first_with,
     open_data,
     shuffled,
     split,
@@ -166,6 +167,17 @@ def test_any_part_of_sorted_data_has_all_classes(kind: Kind, seed: int, tmp_path
         assert {int(SORTED[number]) for number in numbers(part)} == set(range(CLASSES))
         if part.labels is not None:
             assert part.labels.tolist() == SORTED[numbers(part)].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_that_are_asked_for_are_among_the_first(kind: Kind, tmp_path: Path) -> None:
+    data = shuffled(kind(tmp_path), 0)
+    order = numbers(data)
+    part = first_with(data, 10, [COUNT - 1, 2, COUNT - 3])
+    assert numbers(part) == [*order[:8], order[COUNT - 3], order[COUNT - 1]]
+    if part.labels is not None:
+        assert part.labels.tolist() == SORTED[numbers(part)].tolist()
+    assert first_with(data, COUNT, [3]) is data
 
 
 @given(

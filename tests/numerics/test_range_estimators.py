@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from onnxcalib.numerics.quant_params import QuantParams, QuantScheme, fake_quantize, make_qparams
 from onnxcalib.numerics.range_estimators import ESTIMATORS, averaged, entropy, minmax, mse, percentile, weight_qparams
-from onnxcalib.numerics.statistics import BINS, Extremes, Histogram, TensorStatistics
+from onnxcalib.numerics.statistics import BINS, Extremes, Histogram, TensorStatistics, thinned
 
 UNSIGNED = [QuantScheme(bits, signed=False, symmetric=False) for bits in range(2, 9)]
 SYMMETRIC = [QuantScheme(bits, signed=True, symmetric=True) for bits in range(2, 9)]
@@ -21,7 +21,7 @@ def observed(values: np.ndarray) -> TensorStatistics:
     extremes = Extremes()
     extremes.update(values, len(values))
     histogram = Histogram(extremes)
-    histogram.update(values, len(values))
+    histogram.take(thinned(values, len(values), len(values)))
     return histogram.statistics()
 
 

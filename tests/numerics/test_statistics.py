@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxcalib.numerics.statistics import BINS, VALUES_OF_A_SAMPLE, Extremes, Histogram, TensorStatistics
+from onnxcalib.numerics.statistics import (
+    BINS,
+    VALUES,
+    VALUES_OF_A_SAMPLE,
+    Extremes,
+    Histogram,
+    TensorStatistics,
+    thinned,
+)
 
 
 def observed(batches: list[np.ndarray]) -> TensorStatistics:
@@ -17,7 +25,7 @@ def observed(batches: list[np.ndarray]) -> TensorStatistics:
         extremes.update(batch, len(batch))
     histogram = Histogram(extremes)
     for batch in batches:
-        histogram.update(batch, len(batch))
+        histogram.take(thinned(batch, len(batch), sum(map(len, batches))))
     return histogram.statistics()
 
 
@@ -83,6 +91,11 @@ def test_large_samples_are_thinned_evenly_but_their_extremes_are_exact() -> None
     assert 2 * VALUES_OF_A_SAMPLE * 0.9 <= stats.counts.sum() <= 2 * VALUES_OF_A_SAMPLE * 1.1
 
 
+def test_many_samples_share_the_values_that_a_histogram_takes() -> None:
+    batches = [np.random.default_rng(seed).normal(size=(8, 1024 * 7)).astype(np.float32) for seed in range(64)]
+    assert VALUES * 0.9 <= observed(batches).counts.sum() <= VALUES * 1.1
+
+
 def test_a_tensor_without_a_batch_axis_is_one_sample() -> None:
     extremes = Extremes()
     extremes.update(np.array([[1.0, 5.0], [2.0, 3.0]], np.float32), 4)
@@ -102,6 +115,15 @@ def test_what_is_not_finite_is_noticed(value: float, place: tuple[int, int]) -> 
     extremes.update(values, 3)
     extremes.update(np.ones((3, 4), np.float32), 3)
     assert not extremes.is_finite
+
+
+def test_the_samples_with_the_extremes_are_remembered() -> None:
+    values = np.zeros((6, 3), np.float32)
+    values[1, 2], values[4, 0] = -3.0, 8.0
+    extremes = Extremes()
+    for first in (0, 2, 4):
+        extremes.update(values[first : first + 2], 2, first)
+    assert extremes.samples == {"low": 1, "high": 4}
 
 
 def test_empty_tensors_are_no_statistics() -> None:
