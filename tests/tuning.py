@@ -14,7 +14,7 @@ from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.pipeline.job import Job
 from onnxcalib.recipe import BatchNormReference
 
-SAMPLES = 32  # one batch of statistics
+SAMPLES = 32
 
 
 def job_for(model: onnx.ModelProto, bits: str = "w4a8", target: str = "ort", samples: int = SAMPLES) -> Job:
@@ -23,7 +23,7 @@ def job_for(model: onnx.ModelProto, bits: str = "w4a8", target: str = "ort", sam
 
 def tuner_of(job: Job, reference: BatchNormReference = BatchNormReference.FLOAT, **changes: Any) -> Tuner:
     teacher = Teacher(job.model, job.data)
-    return Tuner(job.model, job.layers, job.target, job.data, teacher, reference, **changes)
+    return Tuner(job.model, job.layers, job.target, job.data, teacher, reference, **{"batch": SAMPLES, **changes})
 
 
 def stats(mean: np.ndarray, variance: np.ndarray) -> ChannelStatistics:

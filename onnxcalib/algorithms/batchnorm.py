@@ -37,7 +37,7 @@ from onnxcalib.targets import Dynamic, Target
 
 FloatArray = npt.NDArray[np.float64]
 
-BATCH = 32
+BATCH = 16
 ROUNDS = 6
 # A channel whose spread is off by more is broken, not shrunk: no factor repairs it, and a huge one spoils the grid.
 LIMITS = (0.25, 4.0)
@@ -74,6 +74,7 @@ class Tuner:
     reference: BatchNormReference
     reach: float = REACH
     rounds: int = ROUNDS
+    batch: int = BATCH
 
     def tune(self, plan: QuantPlan, progress: Progress) -> Tuned:
         """Rounds of tuning for as long as the held-out loss falls; the best plan of all is kept."""
@@ -106,16 +107,15 @@ class Tuner:
         """
         layers = [layer for layer in self.layers if layer.takes_bias]
         wanted = [] if wanted is None else wanted
-        # Whole batches between nodes that measure them: a pool would double what they take.
         mask = find_mask(self.data)
         padded = _padded(self.model, layers, self.data, mask)
         measuring = with_statistics(self.model.proto, layers, None, self.reach, padded) if not wanted else None
-        teacher = Session(measuring, pool=False) if measuring is not None else None
+        teacher = Session(measuring) if measuring is not None else None
         quantized = write_qdq(self.model, self.layers, plan, replace(self.target.in_place, dynamic=Dynamic.QDQ))
-        student = Session(with_statistics(quantized, layers, LIMITS, padded=padded), pool=False)
+        student = Session(with_statistics(quantized, layers, LIMITS, padded=padded))
         sums = (_Sums(layers), _Sums(layers))
         done = 0
-        for place, feed in enumerate(self.data.batches(BATCH)):
+        for place, feed in enumerate(self.data.batches(self.batch)):
             samples = samples_in(feed, self.data)
             if mask is not None and padded:
                 feed |= {SHARES: _shares(feed[mask])}

@@ -225,12 +225,12 @@ class Reading:
             return
         if wanted.shape != read.shape:  # rows that small differences decide on belong to no rows of the other network
             wanted = read
-        for qparams in self._grids:
-            read = fake_quantize(read, qparams)
-        if self._dynamic:
-            read = fake_quantize(read, dynamic_qparams(read))
+        grids = [*self._grids, dynamic_qparams(read)] if self._dynamic else self._grids
         for reads, matrix in self._matrices.items():
-            self.moments[reads].update(*matrix.rows((wanted, read), self._most[reads], self._rng, counts))
+            exact, found = matrix.rows((wanted, read), self._most[reads], self._rng, counts)
+            for qparams in grids:  # zeros that pad windows lie on every grid
+                found = fake_quantize(found, qparams)
+            self.moments[reads].update(exact, found)
 
 
 def _rows_of(matrix: LayerMatrix) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from onnxcalib.numerics.quant_params import Array
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import Recipe
 from onnxcalib.runtime.session import Session, Tensors
+from onnxcalib.runtime.threads import ahead, default_workers
 from onnxcalib.targets import find_target
 
 SAMPLES = 64
@@ -83,12 +85,13 @@ def diagnose(
     data: Dataset,
     progress: Progress,
     disk_bytes: int = DISK_BYTES,
+    samples: int = SAMPLES,
 ) -> Diagnosis:
     """Requires a file that was made from the model; both run once on a few samples, then layer after layer.
 
     What layers read lies on disk meanwhile, and what comes after one is open for as long as it is looked at.
     """
-    teacher, data = typed(model.proto), first(data, SAMPLES)
+    teacher, data = typed(model.proto), first(data, samples)
     pairs, kinds = Pairs(teacher, file.proto, layers), find_output_kinds(teacher)
     cutters, known = (Cutter(teacher), Cutter(file.proto)), {layer.name for layer in file.layers}
     probes = [
@@ -99,14 +102,15 @@ def diagnose(
     both = Both(teacher, file.proto, data, ModelLoss(kinds, temperature=TEMPERATURE))
     sizes = both.measure([name for probe in probes for name in probe.floats], [probe.output for probe in probes])
     # What follows a layer runs once for each: on fewer samples where there are many, so that all of it stays linear.
-    most = max(SAMPLES * MANY_LAYERS // max(len(probes), 1), LEAST_SAMPLES)
+    most = max(samples * MANY_LAYERS // max(len(probes), 1), LEAST_SAMPLES)
     found = list[LayerDiagnosis]()
     for chunk in _chunks(probes, *sizes, disk_bytes / max(len(data), 1)):
         with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
             names = dict.fromkeys(name for probe in chunk for name in probe.floats)
             captured = both.capture(names, [probe.output for probe in chunk], Path(folder))
-            for probe in chunk:
-                found.append(probe.diagnosis(captured, most))
+            # As many layers at a time as there are cores: to open what follows one takes as long as to run it.
+            for each in ahead(partial(_Probe.diagnosis, captured=captured, most=most), chunk, default_workers()):
+                found.append(each)
                 progress("diagnose", len(found), len(probes))
     return Diagnosis(both.samples, both.loss.value, tuple(found), min(most, both.samples))
 
@@ -164,9 +168,9 @@ class _Probe:
 
     def diagnosis(self, captured: Captured, most: int) -> LayerDiagnosis:
         """The layer on all samples, and what comes after it on so many of them."""
-        alone = Session(self._file.upstream([self.output], self._outside)[0])
+        alone = Session(self._file.upstream([self.output], self._outside)[0], threads=1)
         rest, _ = self._model.after(self.reference)
-        following = Session(rest) if rest is not None else None
+        following = Session(rest, threads=1) if rest is not None else None
         signal = noise = own = 0.0
         done = 0
         for floats, quantized, kept, counts, samples in captured.batches(self.floats, [self.output]):

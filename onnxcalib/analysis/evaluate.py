@@ -79,7 +79,8 @@ def evaluate_files(
     kinds = find_output_kinds(float_proto if float_proto is not None else protos[0])
     _same_inputs(paths, [tuple(spec.name for spec in input_specs(proto)) for proto in protos])
     sessions = [Session(proto, str(path)) for proto, path in zip(protos, paths, strict=True)]
-    teacher = Session(float_proto, str(reference)) if float_proto is not None else None
+    own = paths.index(reference) if reference in paths else None  # the reference, among those that are evaluated
+    teacher = None if float_proto is None else Session(float_proto, str(reference)) if own is None else sessions[own]
     scores = [_Score(kinds, ModelLoss(kinds), metric) for _ in paths]
     done, batch = 0, min(BATCH, *(fitting_batch(each, data) for each in (sessions[0], teacher or sessions[0])))
     for feed in data.batches(batch):
@@ -87,7 +88,8 @@ def evaluate_files(
         labels = data.labels[done : done + samples] if data.labels is not None else None
         expected, counts = teacher.run(feed) if teacher is not None else None, positions_that_count(feed)
         for session, score in zip(sessions, scores, strict=True):
-            score.update(session.run(feed), expected, labels, counts)
+            outputs = expected if session is teacher and expected is not None else session.run(feed)
+            score.update(outputs, expected, labels, counts)
         done += samples
         progress("evaluate", done, len(data))
     times = _latencies([*sessions, *([teacher] if teacher is not None else [])], next(iter(data.batches(1))))

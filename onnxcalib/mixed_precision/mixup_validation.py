@@ -7,7 +7,7 @@ from onnxcalib.data import Dataset, can_be_mixed
 from onnxcalib.numerics.metric import Metric
 from onnxcalib.numerics.output_kind import LossKind
 
-SAMPLES = 512
+SAMPLES = 128
 PLACES = (1, 3, 5)  # how far apart the two of a pair stand
 
 

@@ -29,7 +29,7 @@ from onnxcalib.recipe import Precision
 from onnxcalib.runtime.session import CAPTURE_BYTES, LARGEST_BATCH, Session, samples_in
 from onnxcalib.runtime.threads import default_workers
 
-SAMPLES = 256
+SAMPLES = 128
 # Where every position of a sequence is an example: of so many, and of so many sequences at least.
 POSITIONS, SEQUENCES = 4096, 8
 # What lies on disk at a time, and what batches that are captured side by side take of memory.

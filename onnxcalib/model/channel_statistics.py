@@ -15,6 +15,7 @@ from onnxcalib.model.layers import Layer
 
 # Below this a channel is constant for all that float32 can tell.
 TINY_VARIANCE = 1e-10
+BLUR = 1e-6  # of the squared mean: variances below it are what float32 rounds
 # Values further from the mean than this many deviations are outliers.
 REACH = 2.0
 SHARES = "onnxcalib:shares"  # the input with how much each row of a padded layer counts
@@ -80,15 +81,17 @@ class _Builder(SurgeonBuilder):
         measured = [self._flat(mean, mean_name(layer)), self._flat(variance, variance_name(layer))]
         if limits is None:
             return [*measured, *(self._flat(*pair) for pair in zip(bounds, bound_names(layer), strict=True))]
-        normalized = self._normalized(layer, self.node("Sub", [tensor, mean]), variance, limits)
+        normalized = self._normalized(layer, tensor, (mean, variance), limits)
         for node in readers:
             node.inputs = [normalized if value is tensor else value for value in node.inputs]
         return measured
 
     def _moments(self, layer: Layer, tensor: gs.Variable) -> tuple[gs.Variable, gs.Variable]:
-        mean = self._reduced(layer, tensor, "mean")
-        centred = self.node("Sub", [tensor, mean])
-        return mean, self._reduced(layer, self.node("Mul", [centred, centred]), "variance")
+        """By the mean of squares: what is centred first would be written and read twice more."""
+        mean, squares = self._means(layer, tensor)
+        power = self.node("Mul", [mean, mean])
+        least = self.node("Mul", [power, self.constant("blur", np.array(BLUR, np.float32))])
+        return mean, self.node("Max", [self.node("Sub", [squares, power]), least])
 
     def _bounds(self, layer: Layer, tensor: gs.Variable) -> list[gs.Variable]:
         mean, variance = self._moments(layer, tensor)
@@ -103,32 +106,42 @@ class _Builder(SurgeonBuilder):
         return self.node("Reshape", [value, self._ints("shape", shape)])
 
     def _normalized(
-        self, layer: Layer, centred: gs.Variable, variance: gs.Variable, limits: tuple[float, float]
+        self,
+        layer: Layer,
+        tensor: gs.Variable,
+        found: tuple[gs.Variable, gs.Variable],
+        limits: tuple[float, float],
     ) -> gs.Variable:
         mean, spread = self._wanted(layer, mean_name(layer)), self._wanted(layer, variance_name(layer))
         tiny = self.constant("tiny", np.array(TINY_VARIANCE, np.float32))
-        ratio = self.node("Div", [self.node("Add", [spread, tiny]), self.node("Add", [variance, tiny])])
+        ratio = self.node("Div", [self.node("Add", [spread, tiny]), self.node("Add", [found[1], tiny])])
         bounds = [self.constant("limit", np.array(value, np.float32)) for value in limits]
         factor = self.node("Clip", [self.node("Sqrt", [ratio]), *bounds])
-        return self.node("Add", [self.node("Mul", [centred, factor]), mean])
+        shift = self.node("Sub", [mean, self.node("Mul", [found[0], factor])])
+        return self.node("Add", [self.node("Mul", [tensor, factor]), shift])
 
     def _places(self, layer: Layer) -> int:
         """How many spatial axes the output has; a product of matrices has its channels last."""
         return len(layer.weight_shape) - 2 if layer.op in ("Conv", "ConvTranspose") else 0
 
-    def _reduced(self, layer: Layer, tensor: gs.Variable, name: str) -> gs.Variable:
-        """Means over all but the channels, in a shape that broadcasts against the tensor."""
-        if self._places(layer):
-            axes = [0, *range(2, 2 + self._places(layer))]
-            return self._reduce_mean(tensor, axes, keep=True)
-        rows = self.node("Reshape", [tensor, self._ints(f"{name}_rows", [-1, layer.channels])])
-        rows = self.node("Mul", [rows, self.shares]) if layer.name in self.padded else rows
-        return self._reduce_mean(rows, [0], keep=False)
+    def _means(self, layer: Layer, tensor: gs.Variable) -> tuple[gs.Variable, gs.Variable]:
+        """Of values and of squares, over all but the channels, in a shape that broadcasts against the tensor."""
+        axes, keep = [0, *range(2, 2 + self._places(layer))], bool(self._places(layer))
+        if not keep:
+            tensor = self.node("Reshape", [tensor, self._ints("rows", [-1, layer.channels])])
+        if layer.name in self.padded:
+            shared = self.node("Mul", [tensor, self.shares])
+            squares = self._reduce("ReduceMean", self.node("Mul", [shared, tensor]), axes, keep=keep)
+            return self._reduce("ReduceMean", shared, axes, keep=keep), squares
+        values = self.node("Cast", [self.node("Size", [tensor])], to=onnx.TensorProto.FLOAT)
+        count = self.node("Div", [values, self.constant("channels", np.array(layer.channels, np.float32))])
+        squares = self.node("Div", [self._reduce("ReduceSumSquare", tensor, axes, keep=keep), count])
+        return self._reduce("ReduceMean", tensor, axes, keep=keep), squares
 
-    def _reduce_mean(self, tensor: gs.Variable, axes: list[int], *, keep: bool) -> gs.Variable:
+    def _reduce(self, op: str, tensor: gs.Variable, axes: list[int], *, keep: bool) -> gs.Variable:
         if self.opset < 18:
-            return self.node("ReduceMean", [tensor], axes=axes, keepdims=int(keep))
-        return self.node("ReduceMean", [tensor, self._ints("axes", axes)], keepdims=int(keep))
+            return self.node(op, [tensor], axes=axes, keepdims=int(keep))
+        return self.node(op, [tensor, self._ints("axes", axes)], keepdims=int(keep))
 
     def _flat(self, tensor: gs.Variable, name: str) -> gs.Variable:
         return self.into(gs.Variable(name, np.float32), "Reshape", [tensor, self._ints("flat", [-1])])

@@ -81,4 +81,10 @@ def _with_pads(values: Array, begins: Sizes, ends: Sizes) -> Array:
     cuts = [slice(max(-begin, 0), min(end, 0) or None) for begin, end in zip(begins, ends, strict=True)]
     around = [(max(begin, 0), max(end, 0)) for begin, end in zip(begins, ends, strict=True)]
     kept = values[(..., *cuts)]
-    return np.pad(kept, [(0, 0), (0, 0), *around]) if any(map(any, around)) else kept
+    if not any(map(any, around)):
+        return kept
+    sizes = [size + sum(each) for size, each in zip(kept.shape[2:], around, strict=True)]
+    room = np.zeros((*kept.shape[:2], *sizes), kept.dtype)
+    inside = [slice(begin, begin + size) for (begin, _), size in zip(around, kept.shape[2:], strict=True)]
+    room[(slice(None), slice(None), *inside)] = kept
+    return room

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from onnxcalib.algorithms.batchnorm import Tuned
-from onnxcalib.algorithms.second_order import ChosenRounding
+from onnxcalib.algorithms.second_order import ChosenRounding, SecondOrder
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import train_validation_split, why_not_parted
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline.job import Job
-from onnxcalib.pipeline.stages import batch_norm_tuning, second_order_rounding, trains_end_to_end
+from onnxcalib.pipeline.stages import batch_norm_tuning, quick_tuning, second_order_rounding, trains_end_to_end
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import MAX_BITS, Recipe, Rounding
 
@@ -42,15 +43,25 @@ def rounded_and_tuned(job: Job, plan: QuantPlan) -> Roundings:
     nearest = batch_norm_tuning(job, plan)
     if not _tried(job, plan):
         return Roundings(nearest, nearest)
-    found: dict[float | None, tuple[Tuned, tuple[str, ...]]] = {None: (nearest, ())}
+    rounded = _best_strength(job, plan)
+    tuned = batch_norm_tuning(job, rounded.plan)
+    if tuned.after >= nearest.after and job.recipe.weights.rounding is not Rounding.SECOND_ORDER:
+        return Roundings(nearest, nearest, ChosenRounding(None, nearest.after, nearest.after, ()))
+    chosen = ChosenRounding(rounded.strength, nearest.after, tuned.after, rounded.skip_reasons)
+    return Roundings(nearest, tuned, chosen)
+
+
+def _best_strength(job: Job, plan: QuantPlan) -> SecondOrder:
+    """More and more of it, until the loss after a quick tuning no longer falls."""
+    best, least = None, math.inf
     for strength in STRENGTHS:
         rounded = second_order_rounding(job, plan, strength)
-        found[strength] = batch_norm_tuning(job, rounded.plan), rounded.skip_reasons
-    if job.recipe.weights.rounding is Rounding.SECOND_ORDER:
-        del found[None]
-    best = min(found, key=lambda strength: found[strength][0].after)
-    tuned, skip_reasons = found[best]
-    return Roundings(nearest, tuned, ChosenRounding(best, nearest.after, tuned.after, skip_reasons))
+        loss = quick_tuning(job, rounded.plan).after
+        if best is not None and not loss < least:
+            break
+        best, least = rounded, loss
+    assert best is not None
+    return best
 
 
 def kept_over_training(job: Job, rounded: QuantPlan, trained: QuantPlan) -> bool:

@@ -60,11 +60,13 @@ from onnxcalib.pipeline.ranges import rounded
 from onnxcalib.pipeline.stage import Stage, stage
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint
-from onnxcalib.recipe import FLOAT_BITS, LayerOptimizer, Precision, RangeMethod, Recipe, Training
+from onnxcalib.recipe import FLOAT_BITS, MAX_BITS, LayerOptimizer, Precision, RangeMethod, Recipe, Training
 from onnxcalib.runtime.session import Session, samples_in
 
 RANGE_SAMPLES = 32  # held out, by which it is judged whether a tensor is static
-QUICK_SAMPLES, QUICK_ROUNDS = 64, 2  # of batch-norm tuning while sizes are compared
+TUNING_SAMPLES, EIGHT_BIT_SAMPLES = 192, 64  # of batch-norm tuning; twice as many left hardly less loss
+ROUNDING_SAMPLES = 192  # of second-order rounding, which takes some rows of each
+QUICK_SAMPLES, QUICK_ROUNDS = 64, 2  # while sizes or roundings are compared
 PRECISIONS = ("bits", "edge_bits", "overrides")
 LIMITS = ("compression", "max_loss", "limits", "costs", "minimise")
 TRAINING = ("engine", "layer_optimizer", "schedule", "steps", "seed", "strict")
@@ -208,16 +210,18 @@ def second_order_rounding(
 
 @stage("batch norm", ("loss", "metric", "bn_reference"))
 def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
-    """Batch-norm tuning on most of the samples, judged on the others."""
+    """Batch-norm tuning on some samples, judged on others that are held out."""
+    narrow = any(min(each.weight, each.activation) < MAX_BITS for each in plan.precisions.values())
     data, held_out = train_validation_split(job.data)
+    data = first(data, TUNING_SAMPLES if narrow else EIGHT_BIT_SAMPLES)
     teacher = Teacher(job.model, held_out, job.loss, TEMPERATURE)
     reference = job.recipe.get("bn_reference")
     return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
 
 
-@stage("quick tuning", ("loss", "metric", "bn_reference"), title="tuning of a size that is tried")
+@stage("quick tuning", ("loss", "metric", "bn_reference"), title="tuning of a plan that is tried")
 def quick_tuning(job: Job, plan: QuantPlan) -> Tuned:
-    """Enough of batch-norm tuning to compare sizes by: its first rounds, on few samples."""
+    """Enough of batch-norm tuning to compare plans by: its first rounds, on few samples."""
     data, held_out = (first(part, QUICK_SAMPLES) for part in train_validation_split(job.data))
     teacher = Teacher(job.model, held_out, job.loss, TEMPERATURE)
     how = (job.target, data, teacher, job.recipe.get("bn_reference"))
@@ -347,7 +351,7 @@ def _stored_once(job: Job) -> dict[str, Precision]:
 
 
 def _rounder(job: Job, checkpoint: Checkpoint) -> Rounder:
-    data, ranges = train_validation_split(job.data)[0], job.recipe.ranges
+    data, ranges = first(train_validation_split(job.data)[0], ROUNDING_SAMPLES), job.recipe.ranges
     method = RangeMethod.MSE if ranges is RangeMethod.AUTO else ranges
     how = (job.target, data, method, job.progress, checkpoint)
     fixed = [name for name, override in job.overrides.items() if override.ranges is not None]

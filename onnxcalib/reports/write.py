@@ -14,7 +14,7 @@ from onnxcalib.analysis.evaluate import evaluate_files
 from onnxcalib.analysis.histograms import layer_histograms
 from onnxcalib.analysis.layer_rows import ReportData, finite, layer_rows, with_advice, worst_rows
 from onnxcalib.analysis.network import blocks
-from onnxcalib.data import Dataset, Preprocess, open_data, shuffled
+from onnxcalib.data import Dataset, Preprocess, first, open_data, shuffled
 from onnxcalib.errors import OutputError
 from onnxcalib.files import check_outputs, check_writable, replacing
 from onnxcalib.model.equalize import equalization_in_words, equalized_as
@@ -32,6 +32,9 @@ from onnxcalib.reports.figures import SHOWN_WORST, draw
 from onnxcalib.reports.page import page
 from onnxcalib.reports.plots import pyplot
 from onnxcalib.targets import find_target
+
+# Calibration samples that a report looks at: for the noise of layers, and for the whole. `explain` takes its time.
+DIAGNOSED, MEASURED = 16, 64
 
 
 def check_report(path: Path) -> tuple[dict[str, Path], dict[str, Path]]:
@@ -101,11 +104,11 @@ def _gather(
     result: Result, model: Path, output: Path, data: Dataset, test: Dataset | None, progress: Progress
 ) -> ReportData:
     mixed = shuffled(data, result.recipe.seed)  # of which the first few are looked at
-    measured_on = data if test is None else test
+    measured_on = first(mixed, MEASURED) if test is None else test
     evaluations = evaluate_files([model, output], measured_on, model, progress)
     prepared = equalized_as(read_prepared(model, find_target(result.recipe.target)), result.model)
     listed, file = find_layers(prepared), read_quantized(result.model)
-    diagnosis = diagnose(prepared, listed.layers, file, mixed, progress)
+    diagnosis = diagnose(prepared, listed.layers, file, mixed, progress, samples=DIAGNOSED)
     rows = layer_rows(file, listed, diagnosis)
     with_advice(rows, result.recipe)
     worst = [listed[row["layer"]] for row in worst_rows(rows, SHOWN_WORST)]

@@ -226,15 +226,15 @@ class Counted(Session):
 
 def test_sessions_are_reused_and_the_base_model_runs_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = conv_net()
-    job = job_for(model, "w4a4,w4a8,w8a8", "ort", feed_for(model, 150))
+    job = job_for(model, "w4a4,w4a8,w8a8", "ort", feed_for(model, 120))
     candidates = candidates_of(job)
     Counted.made = []
     monkeypatch.setattr(probes_room, "Session", Counted)
     table = sensitivities(job, candidates).table
-    batches = 3  # of at most 64 samples
+    batches = 2  # of at most 64 samples
     # Five layers: one session a layer and choice, and one for what follows the layer, but nothing follows the last.
     base, teacher, *probes = Counted.made
-    assert table.samples == 150
+    assert table.samples == 120
     assert len(probes) == 5 * 2 + 4
     assert teacher.runs == batches
     assert base.runs == batches

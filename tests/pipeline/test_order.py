@@ -122,11 +122,12 @@ def test_another_seed_is_no_other_data_but_reuses_nothing(make: Any, tmp_path: P
 
     whole = run(data, 0).computed
     other = run(data, 1)
-    assert (other.warnings, other.computed) == ([], whole)
+    # Samples decide how many strengths of second-order rounding are tried.
+    assert (other.warnings, set(other.computed)) == ([], set(whole))
     for seed in (0, 1):
         assert run(data, seed).computed == []
     transposed = run({name: array[::-1] for name, array in data.items()}, 1)
-    assert transposed.computed == whole
+    assert set(transposed.computed) == set(whole)
     assert len(transposed.warnings) == 1
     assert "other calibration data" in transposed.warnings[0]
 
