@@ -28,6 +28,7 @@ from onnxcalib.numerics.losses import sqnr_db
 from onnxcalib.numerics.positions import counted
 from onnxcalib.plan import LeftFloat, QuantPlan
 from onnxcalib.progress import Progress
+from onnxcalib.runtime.memory import buffer_bytes
 from onnxcalib.runtime.session import Session, Tensors, fitting_batch
 from onnxcalib.targets import Target
 
@@ -80,7 +81,8 @@ class Reference:
         for feed, outputs in self._computed(session):
             signal += [_power(counted(outputs[name], positions_that_count(feed))) for name in names]
             held += sum(outputs[name].nbytes for name in names)
-            self._kept = None if self._kept is None or held > KEPT_BYTES else [*self._kept, (feed, outputs)]
+            fits = self._kept is not None and held <= buffer_bytes(KEPT_BYTES)
+            self._kept = [*(self._kept or ()), (feed, outputs)] if fits else None
         self._session = session if self._kept is None else None  # weights are held once, if that can be
         # Beside an output that is zero throughout, nobody can say what is much noise.
         self.names = [name for name, power in zip(names, signal, strict=True) if 0 < power < math.inf]

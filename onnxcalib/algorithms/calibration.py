@@ -22,6 +22,7 @@ from onnxcalib.numerics.positions import Counts, repeated
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.numerics.statistics import Extremes, Histogram, TensorStatistics, thinned
 from onnxcalib.progress import Progress
+from onnxcalib.runtime.memory import buffer_bytes
 from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in
 from onnxcalib.runtime.threads import default_workers, in_threads
 
@@ -104,14 +105,14 @@ class _Waiting:
         buffered = sum(rows.nbytes for buffer in self._buffers.values() for rows in buffer)
         if buffered + sum(held.size for held in self._held.values()) > self._most * samples:
             self.is_whole = False
-        elif buffered > BUFFER_BYTES:
+        elif buffered > buffer_bytes(BUFFER_BYTES):
             try:
                 for name, buffer in self._buffers.items():
                     for rows in _joined(buffer):
                         self._held[name].append(rows)
             except OSError:  # the network can still run again
                 self.is_whole = False
-        if buffered > BUFFER_BYTES or not self.is_whole:
+        if buffered > buffer_bytes(BUFFER_BYTES) or not self.is_whole:
             self._buffers = {name: [] for name in self._buffers}
 
     def fill(self, histogram: Histogram, name: str) -> None:

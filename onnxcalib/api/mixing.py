@@ -22,6 +22,7 @@ from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.pipeline import sweep
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import MixedPrecisionOptions, Pipeline, Precision, Recipe
+from onnxcalib.runtime.memory import bounded
 from onnxcalib.runtime.providers import using
 
 ANY_SIZE = 2.0  # a compression that every assignment keeps, for a list of bits needs something to aim for
@@ -39,6 +40,7 @@ def sensitivity(  # noqa: PLR0913 - as many as the command has options
     scheduler: str | Path | None = None,
     executor: Executor | None = None,
     provider: str | None = None,
+    memory: str | int | None = None,
 ) -> SensitivityTable:
     """Measures what each layer loses at each precision, one layer changed at a time.
 
@@ -53,13 +55,14 @@ def sensitivity(  # noqa: PLR0913 - as many as the command has options
         scheduler: The Dask scheduler whose workers do these jobs: its address, or its file.
         executor: What does these jobs instead: any `concurrent.futures.Executor`.
         provider: The execution provider of onnxruntime that runs the models, such as "cuda" or "openvino".
+        memory: What to keep to as far as possible, at the price of time: bytes, or text such as "2GB".
 
     Returns:
         Losses and costs by layer and precision, which `allocate` takes and `write_table` writes.
     """
     data = transformed(calibration, transform)
     found, swept = find_workers(workers, scheduler, executor), _swept(recipe)
-    with using(provider):
+    with using(provider), bounded(memory):
         return sweep.sensitivity(model, data, swept, preprocess=preprocess, progress=progress, workers=found).table
 
 
@@ -118,6 +121,7 @@ def curve(  # noqa: PLR0913 - as many as the command has options
     scheduler: str | Path | None = None,
     executor: Executor | None = None,
     provider: str | None = None,
+    memory: str | int | None = None,
 ) -> list[Point]:
     """Traces the compression-loss curve, from the smallest file to the highest precision everywhere.
 
@@ -134,6 +138,7 @@ def curve(  # noqa: PLR0913 - as many as the command has options
         scheduler: The Dask scheduler whose workers do these jobs: its address, or its file.
         executor: What does these jobs instead: any `concurrent.futures.Executor`.
         provider: The execution provider of onnxruntime that runs the models, such as "cuda" or "openvino".
+        memory: What to keep to as far as possible, at the price of time: bytes, or text such as "2GB".
 
     Returns:
         For each size the assignment of the integer program and those of both greedy rules, as far as they reach it.
@@ -142,7 +147,7 @@ def curve(  # noqa: PLR0913 - as many as the command has options
         raise RecipeError(f"`points={points}` make no curve.", "Give 2 or more.")
     data = transformed(calibration, transform)
     found, swept = find_workers(workers, scheduler, executor), _swept(recipe)
-    with using(provider):
+    with using(provider), bounded(memory):
         return sweep.compression_curve(
             model, data, swept, points, measure, preprocess=preprocess, progress=progress, workers=found
         )

@@ -29,6 +29,7 @@ def quantize(  # noqa: PLR0913 - one call does it all, as one command does
     scheduler: str | Path | None = None,
     executor: Executor | None = None,
     provider: str | None = None,
+    memory: str | int | None = None,
     run_dir: str | Path | None = None,
     metric: MetricFunction | None = None,
 ) -> Result:
@@ -50,6 +51,8 @@ def quantize(  # noqa: PLR0913 - one call does it all, as one command does
         executor: What does these jobs instead: any `concurrent.futures.Executor`; the caller shuts it down.
         provider: The execution provider of onnxruntime that runs the model, such as "cuda" or "openvino"; training
             steps stay on the CPU. What is measured is measured there.
+        memory: What to keep to as far as possible, at the price of time: bytes, or text such as "2GB". The result
+            stays the same; a warning says if it was not enough.
         run_dir: A folder that keeps what is finished: an interrupted call, made again, goes on from there.
         metric: What `max_drop` and the loss 'metric' judge by in place of the recipe's metric: a function of all
             outputs and all labels that gives a number, higher is better.
@@ -72,6 +75,7 @@ def quantize(  # noqa: PLR0913 - one call does it all, as one command does
         scheduler=scheduler,
         executor=executor,
         provider=provider,
+        memory=memory,
         run_dir=run_dir,
         metric=metric,
     )

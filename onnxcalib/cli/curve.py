@@ -17,6 +17,7 @@ from onnxcalib.files import check_outputs, replacing
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.sweep import compression_curve
 from onnxcalib.reports.plots import check_plot, plot_curve
+from onnxcalib.runtime.memory import bounded
 from onnxcalib.runtime.providers import using
 
 COLUMNS = ("ratio", "method", "size", "estimated_loss", "measured_loss")
@@ -48,7 +49,7 @@ def curve(
         check_plot(plot)
         outputs["--plot"] = plot
     check_outputs(outputs, (*models_read(model), *data_read(calibration), *recipe_read(recipe)))
-    with watching() as progress, using(options["provider"]):
+    with watching() as progress, using(options["provider"]), bounded(options["memory"]):
         pixels, workers = preprocess_from(options), workers_from(options)
         found = compression_curve(
             model, calibration, recipe, points, measure, preprocess=pixels, progress=progress, workers=workers

@@ -25,6 +25,7 @@ from onnxcalib.pipeline.result import Result
 from onnxcalib.progress import Event
 from onnxcalib.recipe import Settings
 from onnxcalib.reports.write import check_report, write_report
+from onnxcalib.runtime.memory import bounded
 from onnxcalib.runtime.providers import using
 
 
@@ -52,6 +53,7 @@ def quantize(model: Path, recipe: str | None, verbose: bool, as_json: bool, **op
     with watching(verbose=verbose, as_json=as_json) as watch, contextlib.ExitStack() as stack:
         settings = settings_from(options, recipe)
         stack.enter_context(using(settings.provider))
+        stack.enter_context(bounded(settings.memory))
         calibration, output = _needed("calibration", settings.calibration), _needed("output", settings.output)
         folder = _check_files(settings, model, output, recipe)
         run = partial(quantize_model, model, calibration, settings.recipe, output=output, run_dir=folder)

@@ -36,7 +36,7 @@ def _recipes(_context: click.Context, _option: click.Parameter, start: str) -> l
 
 
 provider_option = _option("provider")
-WHERE_OPTIONS = tuple(map(_option, ("workers", "scheduler", "provider")))
+WHERE_OPTIONS = tuple(map(_option, ("workers", "scheduler", "provider", "memory")))
 OVERRIDES = (_option("overrides", "--override", "--pin", "overrides", metavar="PATTERN=VALUE"),)
 QUANTIZER = (
     *map(_option, ("bits", "edge_bits", "block_size", "target", "ranges", "activations")),

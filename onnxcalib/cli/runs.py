@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 from rich.table import Table
@@ -15,6 +14,7 @@ from onnxcalib.cache.show import show as read
 from onnxcalib.cli.options import FILE, console, echo
 from onnxcalib.pipeline.stages import STAGES
 from onnxcalib.reports.comparison import write_comparison
+from onnxcalib.runtime.memory import parse_size
 
 SAID = {
     Use.NONE: "which are damaged",
@@ -70,14 +70,13 @@ class Size(click.ParamType):  # type: ignore[type-arg]
     """Bytes, as 500MB or 2GB."""
 
     name = "size"
-    UNITS: ClassVar = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number of bytes."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B?)", str(value).strip().upper())
-        if found is None or found[2] not in self.UNITS:
+        found = parse_size(str(value))
+        if found is None:
             self.fail(f"{value!r} is no size. Write 500MB or 2GB.", param, ctx)
-        return int(float(found[1]) * self.UNITS[found[2]])
+        return found
 
 
 @runs.command()

@@ -15,6 +15,7 @@ from onnxcalib.files import check_outputs
 from onnxcalib.mixed_precision.table_files import check_output, save
 from onnxcalib.pipeline.inputs import data_read, models_read, recipe_read
 from onnxcalib.pipeline.sweep import sensitivity as measure
+from onnxcalib.runtime.memory import bounded
 from onnxcalib.runtime.providers import using
 
 
@@ -34,7 +35,7 @@ def sensitivity(model: Path, calibration: Path, output: Path, **options: Any) ->
     recipe = sweep_from(options)
     check_output(output)
     check_outputs({"--output": output}, (*models_read(model), *data_read(calibration), *recipe_read(recipe)))
-    with watching() as progress, using(options["provider"]):
+    with watching() as progress, using(options["provider"]), bounded(options["memory"]):
         pixels, workers = preprocess_from(options), workers_from(options)
         measured = measure(model, calibration, recipe, preprocess=pixels, progress=progress, workers=workers)
     save(measured.table, output)

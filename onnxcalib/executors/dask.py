@@ -16,8 +16,8 @@ from onnxcalib.executors import wire
 from onnxcalib.executors.jobs import WorkerError, carry_out
 from onnxcalib.executors.relay import Relay
 from onnxcalib.executors.workers import Workers, unsendable
-from onnxcalib.runtime.providers import chosen, using
 from onnxcalib.runtime.software import software
+from onnxcalib.runtime.surroundings import Surroundings, surroundings, within
 
 PATIENCE = 10  # seconds that a scheduler gets to answer, and to have a worker
 TRIES = 3  # of jobs whose shared value went down with all the workers that held it
@@ -40,13 +40,13 @@ class DaskWorkers(Workers):
 
     def submit(self, work: Callable[..., Any], shared: Any, *given: Any) -> Future[Any]:
         """The future of a job."""
-        tries, provider = iter(range(1, TRIES)), chosen()
+        tries, around = iter(range(1, TRIES)), surroundings()
 
         def send(error: BaseException | None) -> Future[Any] | None:
             if error is not None and not (isinstance(error, CancelledError) and next(tries, None)):
                 return None
             scattered = shared.future(lost=error is not None)
-            return self.executor.submit(carry_out, _with_parcel, work, provider, scattered, *given, expected=software())
+            return self.executor.submit(carry_out, _with_parcel, work, around, scattered, *given, expected=software())
 
         return Relay(send, apart=True)
 
@@ -83,8 +83,8 @@ def _unpacked(text: bytes, *buffers: Any) -> _Parcel:
     return _Parcel(wire.unpacked(text, buffers))
 
 
-def _with_parcel(work: Callable[..., Any], provider: str, parcel: _Parcel, *given: Any) -> Any:
-    with using(provider):
+def _with_parcel(work: Callable[..., Any], around: Surroundings, parcel: _Parcel, *given: Any) -> Any:
+    with within(around):
         return work(parcel.value, *given)
 
 

@@ -22,8 +22,8 @@ from onnxcalib.executors.local import LocalExecutor
 from onnxcalib.executors.relay import Relay
 from onnxcalib.executors.shared import Delivered, MissingError, sharing
 from onnxcalib.executors.wire import UnsendableError, packed
-from onnxcalib.runtime.providers import chosen, using
 from onnxcalib.runtime.software import software
+from onnxcalib.runtime.surroundings import Surroundings, surroundings, within
 from onnxcalib.runtime.threads import default_workers
 
 Key = TypeVar("Key")
@@ -48,7 +48,7 @@ class Workers:
 
     def submit(self, work: Callable[..., Any], shared: Any, *given: Any) -> Future[Any]:
         """The future of `work(value, *given)`, for the value that is shared."""
-        return self.executor.submit(_with_value, work, chosen(), shared, *given)
+        return self.executor.submit(_with_value, work, surroundings(), shared, *given)
 
     @contextlib.contextmanager
     def abandoning(self, futures: Iterable[Future[Any]]) -> Iterator[None]:
@@ -102,7 +102,7 @@ class ForeignWorkers(Workers):
 
     def submit(self, work: Callable[..., Any], shared: Any, *given: Any) -> Future[Any]:
         """The future of a job; a worker that cannot read the value gets it with the job."""
-        provider = chosen()
+        around = surroundings()
 
         def send(error: BaseException | None) -> Future[Any] | None:
             if error is None:
@@ -111,7 +111,7 @@ class ForeignWorkers(Workers):
                 value = Delivered(packed(shared.value), shared.file[1])
             else:
                 return None
-            return self.executor.submit(carry_out, _with_value, work, provider, value, *given, expected=software())
+            return self.executor.submit(carry_out, _with_value, work, around, value, *given, expected=software())
 
         return Relay(send)
 
@@ -120,8 +120,8 @@ class ForeignWorkers(Workers):
         return unsendable(error) if isinstance(error, UnsendableError) else super().told(error)
 
 
-def _with_value(work: Callable[..., Any], provider: str, shared: Any, *given: Any) -> Any:
-    with using(provider):
+def _with_value(work: Callable[..., Any], around: Surroundings, shared: Any, *given: Any) -> Any:
+    with within(around):
         return work(shared.value, *given)
 
 

@@ -26,6 +26,7 @@ from onnxcalib.model.subgraph import Cutter, with_outputs
 from onnxcalib.numerics.metric import Metric
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
 from onnxcalib.recipe import Precision
+from onnxcalib.runtime.memory import buffer_bytes
 from onnxcalib.runtime.session import CAPTURE_BYTES, LARGEST_BATCH, Session, samples_in
 from onnxcalib.runtime.threads import default_workers
 
@@ -98,8 +99,8 @@ def _work(problem: Problem, data: Dataset, loss: Loss) -> tuple[ProbeWork, dict[
     shown = Session(with_outputs(base, [name for name in names if name not in inputs])).run(feed)
     sizes = {name: getattr(value, "nbytes", 0) / samples for name, value in {**feed, **shown}.items()}
     # As many samples as fit, whatever their number; those of one batch are judged together.
-    batch = int(np.clip(CAPTURE_BYTES // max(sum(sizes.values()), 1), 1, LARGEST_BATCH))
-    threads = int(np.clip(AHEAD_BYTES // max(batch * sum(sizes.values()), 1), 1, default_workers()))
+    batch = int(np.clip(buffer_bytes(CAPTURE_BYTES) // max(sum(sizes.values()), 1), 1, LARGEST_BATCH))
+    threads = int(np.clip(buffer_bytes(AHEAD_BYTES) // max(batch * sum(sizes.values()), 1), 1, default_workers()))
     chunks = tuple(_chunks(problem.layers, reads, sizes, DISK_BYTES / 2 / len(data)))
     elements = {layer.input: {**feed, **shown}[layer.input].size / samples for layer in problem.layers}
     own = Portable(data, batch)

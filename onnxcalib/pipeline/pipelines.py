@@ -49,9 +49,10 @@ from onnxcalib.pipeline.rounding import kept_over_training, rounded_and_tuned, r
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, smooth, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
-from onnxcalib.progress import Event, Progress, listener_of, silent
+from onnxcalib.progress import Event, Listener, Progress, listener_of, silent
 from onnxcalib.recipe import Activations, MixedPrecisionOptions, Pipeline, Recipe, Rounding, Training
 from onnxcalib.recipe.settings import check_sent
+from onnxcalib.runtime.memory import allowed, bounded, peak_bytes
 from onnxcalib.runtime.providers import using
 from onnxcalib.runtime.session import refusal
 from onnxcalib.targets import Constants, Format
@@ -72,6 +73,7 @@ def quantize(  # noqa: PLR0913
     scheduler: str | Path | None = None,
     executor: Executor | None = None,
     provider: str | None = None,
+    memory: str | int | None = None,
     run_dir: str | Path | None = None,
     metric: MetricFunction | None = None,
 ) -> Result:
@@ -91,6 +93,7 @@ def quantize(  # noqa: PLR0913
     check_outputs(outputs, reads, {} if folder is None else check_run_directory(folder))
     with contextlib.ExitStack() as stack:
         stack.enter_context(using(provider))
+        stack.enter_context(bounded(memory))
         found = stack.enter_context(contextlib.closing(find_workers(workers, scheduler, executor)))
         started = start(model, calibration, recipe, preprocess, progress, found, metric)
         begun = stack.enter_context(running(started, folder, listener_of(progress)))
@@ -105,6 +108,7 @@ def quantize(  # noqa: PLR0913
         if output is not None:
             result.save(output)
             result = replace(result, output=Path(output))
+        _tell_if_too_much(listener_of(progress))
     return result
 
 
@@ -131,6 +135,14 @@ def _tell_if_nothing_is_held_out(jobs: Sequence[Job]) -> None:
             where = "" if job.branch is None else f"{job.branch.attribute} of '{job.branch.node}': "
             job.run.listener(Event("warning", {"message": where + reason}))
             return
+
+
+def _tell_if_too_much(listener: Listener) -> None:
+    """Says where memory did not suffice: a model, its weights and one sample's tensors take what they take."""
+    most, taken = allowed(), peak_bytes()
+    if most is not None and taken is not None and taken > most:
+        said = f"{taken / 2**30:.2f} GB were taken at the peak of this process, more than the {most / 2**30:.2f} GB"
+        listener(Event("warning", {"message": f"{said} of `memory`; fewer layers at a time was not possible."}))
 
 
 def with_equal_channels(job: Job) -> Job:

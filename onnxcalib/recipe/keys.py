@@ -129,6 +129,7 @@ SECTIONS = (
     Section("Where it runs", (
         _example("scheduler", Kind.WORD, "Dask scheduler whose workers do the jobs: address or file", "tcp://host:8786"),
         _example("provider", Kind.WORD, "Where onnxruntime runs models: cuda, openvino, dml, ... (else cpu)", "cuda"),
+        _example("memory", Kind.WORD, "What to keep to as far as possible, at the price of time: 500MB, 2GB", "2GB"),
     )),
     Section("Weights", (
         _default("rounding", Kind.WORD, f"Light and advanced: how weights are rounded: {_listed(Rounding)}"),

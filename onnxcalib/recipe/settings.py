@@ -29,6 +29,7 @@ class Settings:
         preprocess: How images become arrays.
         scheduler: The Dask scheduler whose workers do the jobs: its address or its file.
         provider: The execution provider of onnxruntime that runs the model.
+        memory: What to keep to as far as possible, such as "2GB".
     """
 
     recipe: Recipe
@@ -41,6 +42,7 @@ class Settings:
     preprocess: Preprocess | None = None
     scheduler: str | None = None
     provider: str | None = None
+    memory: str | None = None
 
     def __post_init__(self) -> None:
         if self.test_data is not None and self.report is None:

@@ -19,6 +19,7 @@ from onnxcalib.model.external import has_external, relative
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.io import PROTOBUF_LIMIT, serialized, serialized_outside, write_model
 from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.runtime.memory import buffer_bytes, has_room_for_pools
 from onnxcalib.runtime.opening import MEMORY, UNSUPPORTED, failed, new_options, open_session, safe_levels
 from onnxcalib.runtime.providers import CPU, chosen
 from onnxcalib.runtime.trial import LEVELS, is_risky, try_levels
@@ -54,7 +55,7 @@ class Session:
         provider = provider or chosen()
         if provider != CPU:
             options.enable_mem_pattern = False  # DirectML takes no other, and shapes that vary gain nothing by it
-        options.enable_cpu_mem_arena = pool
+        options.enable_cpu_mem_arena = pool and has_room_for_pools()
         options.intra_op_num_threads = threads
         # Threads that spin between runs would take the cores from other sessions, and from what is made of a result.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -126,7 +127,7 @@ def fitting_batch(session: Session, data: Dataset) -> int:
     feed = next(iter(data.batches(1)))
     outputs = session.run(feed).values()
     held = sum(value.nbytes for value in outputs if isinstance(value, np.ndarray))  # a sequence is a list
-    return int(np.clip(CAPTURE_BYTES // max(held, 1), 1, LARGEST_BATCH))
+    return int(np.clip(buffer_bytes(CAPTURE_BYTES) // max(held, 1), 1, LARGEST_BATCH))
 
 
 def samples_in(feed: Tensors, data: Dataset) -> int:

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
 
@@ -45,7 +46,7 @@ class _Gate:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed, self._context = threading.Condition(), copy_context()
         self._inside, self._closed = 0, False
 
     def through(self, work: Callable[[Item], Found], item: Item) -> Found:
@@ -55,7 +56,8 @@ class _Gate:
                 raise CancelledError
             self._inside += 1
         try:
-            return work(item)
+            # In the caller's context, with the provider that it chose; no context can be entered twice at a time.
+            return self._context.copy().run(work, item)
         finally:
             with self._changed:
                 self._inside -= 1

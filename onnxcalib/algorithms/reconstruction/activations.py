@@ -14,6 +14,7 @@ from onnxcalib.data import Dataset, Feed
 from onnxcalib.errors import OutputError
 from onnxcalib.model.subgraph import upstream
 from onnxcalib.numerics.quant_params import QuantParams, fake_quantize
+from onnxcalib.runtime.memory import buffer_bytes
 from onnxcalib.runtime.session import Session, Tensors, samples_in
 from onnxcalib.runtime.threads import ahead, default_workers
 
@@ -133,4 +134,4 @@ def _numbered(data: Dataset) -> Iterator[tuple[range, Feed]]:
 def _at_once(tensors: Tensors) -> int:
     """How many batches such as this may be held."""
     held = sum(value.nbytes for value in tensors.values() if isinstance(value, np.ndarray))
-    return int(np.clip(AHEAD_BYTES // max(held, 1), 1, default_workers()))
+    return int(np.clip(buffer_bytes(AHEAD_BYTES) // max(held, 1), 1, default_workers()))
