@@ -37,7 +37,7 @@ from onnxcalib.targets import Dynamic, Target
 
 FloatArray = npt.NDArray[np.float64]
 
-BATCH = 16
+BATCH = 32
 ROUNDS = 6
 # A channel whose spread is off by more is broken, not shrunk: no factor repairs it, and a huge one spoils the grid.
 LIMITS = (0.25, 4.0)
@@ -107,12 +107,13 @@ class Tuner:
         """
         layers = [layer for layer in self.layers if layer.takes_bias]
         wanted = [] if wanted is None else wanted
+        # Whole batches between nodes that measure them: a pool would double what they take.
         mask = find_mask(self.data)
         padded = _padded(self.model, layers, self.data, mask)
         measuring = with_statistics(self.model.proto, layers, None, self.reach, padded) if not wanted else None
-        teacher = Session(measuring) if measuring is not None else None
+        teacher = Session(measuring, pool=False) if measuring is not None else None
         quantized = write_qdq(self.model, self.layers, plan, replace(self.target.in_place, dynamic=Dynamic.QDQ))
-        student = Session(with_statistics(quantized, layers, LIMITS, padded=padded))
+        student = Session(with_statistics(quantized, layers, LIMITS, padded=padded), pool=False)
         sums = (_Sums(layers), _Sums(layers))
         done = 0
         for place, feed in enumerate(self.data.batches(self.batch)):

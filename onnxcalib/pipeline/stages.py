@@ -64,8 +64,8 @@ from onnxcalib.recipe import FLOAT_BITS, MAX_BITS, LayerOptimizer, Precision, Ra
 from onnxcalib.runtime.session import Session, samples_in
 
 RANGE_SAMPLES = 32  # held out, by which it is judged whether a tensor is static
-TUNING_SAMPLES, EIGHT_BIT_SAMPLES = 192, 64  # of batch-norm tuning; twice as many left hardly less loss
-ROUNDING_SAMPLES = 192  # of second-order rounding, which takes some rows of each
+LEARNED_FROM = 512  # samples of batch-norm tuning and second-order rounding, at most
+EIGHT_BIT_SAMPLES = 64  # of batch-norm tuning where all is at eight bits; more left no less loss
 QUICK_SAMPLES, QUICK_ROUNDS = 64, 2  # while sizes or roundings are compared
 PRECISIONS = ("bits", "edge_bits", "overrides")
 LIMITS = ("compression", "max_loss", "limits", "costs", "minimise")
@@ -213,7 +213,7 @@ def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
     """Batch-norm tuning on some samples, judged on others that are held out."""
     narrow = any(min(each.weight, each.activation) < MAX_BITS for each in plan.precisions.values())
     data, held_out = train_validation_split(job.data)
-    data = first(data, TUNING_SAMPLES if narrow else EIGHT_BIT_SAMPLES)
+    data = first(data, LEARNED_FROM if narrow else EIGHT_BIT_SAMPLES)
     teacher = Teacher(job.model, held_out, job.loss, TEMPERATURE)
     reference = job.recipe.get("bn_reference")
     return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
@@ -351,7 +351,7 @@ def _stored_once(job: Job) -> dict[str, Precision]:
 
 
 def _rounder(job: Job, checkpoint: Checkpoint) -> Rounder:
-    data, ranges = first(train_validation_split(job.data)[0], ROUNDING_SAMPLES), job.recipe.ranges
+    data, ranges = first(train_validation_split(job.data)[0], LEARNED_FROM), job.recipe.ranges
     method = RangeMethod.MSE if ranges is RangeMethod.AUTO else ranges
     how = (job.target, data, method, job.progress, checkpoint)
     fixed = [name for name, override in job.overrides.items() if override.ranges is not None]
