@@ -2,8 +2,10 @@
 """Measures onnxcalib on real models and data: accuracy, size, speed and memory, the last two as ratios.
 
     python tools/benchmark.py ZOO plain     # 8 bit and w4a8 files, beside onnxruntime's quantize_static in the same run
-    python tools/benchmark.py ZOO light-mobilenet_v2     # both roundings, and mixed precision beside both baselines
-    python tools/benchmark.py ZOO light-resnet20         # the same; and light-resnet20_folded
+    python tools/benchmark.py ZOO light-mobilenet_v2     # fixed bits, both roundings, and mixed precision
+    python tools/benchmark.py ZOO light-resnet20         # the same; also light-resnet20_folded and light-resnet50
+    python tools/benchmark.py ZOO light-resnet50 --row 'light 8' --row 'light w4a8'   # some of the rows
+    python tools/benchmark.py ZOO methods-mobilenet_v2   # mixed precision at one size beside both baselines
     python tools/benchmark.py ZOO ablation-resnet20      # the advanced pipeline step by step, fixed and mixed precision
     python tools/benchmark.py ZOO ablation-mobilenet_v2 --steps 20   # fewer steps of training than by default
     python tools/benchmark.py ZOO advanced-resnet20      # further precisions beside AdaRound, few samples, both engines
@@ -16,7 +18,8 @@
     python tools/benchmark.py ZOO solver    # the integer program of 500 layers at 49 precisions
 
 ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, cifar_resnet20_fused.onnx, imagenet_train512.npz,
-imagenet_val2000.npz (`jpeg` bytes, `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz (`x`, `y`).
+imagenet_val2000.npz (`jpeg` bytes, `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz (`x`, `y`), and for its
+part resnet50.onnx.
 Needs pillow.
 """
 
@@ -63,6 +66,10 @@ class Case:
     steps: int | None = None
     rows: tuple[str, ...] = ()  # parts of their names; none: all
 
+    def wants(self, label: str) -> bool:
+        """Whether a row is asked for."""
+        return not self.rows or any(text in label for text in self.rows)
+
 
 def normalized(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Pixels as torchvision's models read them."""
@@ -93,6 +100,7 @@ def prepare(zoo: Path, folder: Path) -> dict[str, Case]:
         "mobilenet_v2": ("mobilenet_v2_bn.onnx", "imagenet"),
         "resnet20": ("cifar_resnet20_bn.onnx", "cifar"),
         "resnet20_folded": ("cifar_resnet20_fused.onnx", "cifar"),
+        "resnet50": ("resnet50.onnx", "imagenet"),
     }
     return {
         name: Case(name, zoo / file, folder / f"{kind}_calibration.npz", folder / f"{kind}_test.npz")
@@ -154,25 +162,26 @@ def plain(cases: dict[str, Case], folder: Path) -> None:
 
 
 def light(case: Case, folder: Path) -> None:
-    """Both roundings at fixed precision, then mixed precision at one size by all three methods."""
-    fixed = {
-        "mobilenet_v2": ("8", "w4a8", "w4a4"),
-        "resnet20": ("8", "w4a8", "w4a4", "w3a4"),
-        "resnet20_folded": ("w4a8", "w4a4", "w3a4"),
-    }
-    rows = {"float": case.model}
-    for bits in fixed[case.name]:
+    """Both roundings at fixed precision, then mixed precision at one size, row by row."""
+    recipes: dict[str, Recipe] = {}
+    for bits in ("8", "w4a8", "w4a4", *(("w3a4",) if case.name.startswith("resnet20") else ())):
         recipe = Recipe(bits=parse_bits(bits), edge_bits=8)
-        kinds = {"plain": recipe, "light": replace(recipe, pipeline=LIGHT)}
+        recipes |= {f"plain {bits}, edges 8": recipe, f"light {bits}, edges 8": replace(recipe, pipeline=LIGHT)}
         if bits != "8":  # else it rounds to nearest anyway
-            kinds["light nearest"] = replace(recipe, pipeline=LIGHT, rounding=Rounding.NEAREST)
-        for kind, each in kinds.items():
-            label = f"{kind} {bits} edges 8"
-            rows[label] = quantized(case, folder, label, each)
-    report(case, rows)
-    if case.name != "resnet20_folded":
-        for bits in ("w4a4,w8a8", "w4a8,w8a8"):
-            mixed(case, folder, bits, 0.18)
+            nearest = replace(recipe, pipeline=LIGHT, rounding=Rounding.NEAREST)
+            recipes[f"light nearest {bits}, edges 8"] = nearest
+    for bits in ("w4a4,w8a8", "w4a8,w8a8"):
+        recipes[f"light {bits} at 0.18"] = Recipe(LIGHT, bits=parse_bits(bits), compression=0.18)
+    report(case, {"float": case.model})
+    for label, recipe in recipes.items():
+        if case.wants(label):
+            report(case, {label: quantized(case, folder, label, recipe)})
+
+
+def methods(case: Case, folder: Path) -> None:
+    """Mixed precision at one size by all three methods."""
+    for bits in ("w4a4,w8a8", "w4a8,w8a8"):
+        mixed(case, folder, bits, 0.18)
 
 
 def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
@@ -300,7 +309,7 @@ def advanced(case: Case, folder: Path) -> None:
 
     # Row by row: this takes hours, and what is printed is not lost.
     def measure(given: Case, label: str, recipe: Recipe) -> None:
-        if not case.rows or any(text in label for text in case.rows):
+        if case.wants(label):
             report(case, {label: quantized(given, folder, label, recipe)})
 
     for name, each in recipes.items():
@@ -357,9 +366,10 @@ def main() -> None:
         return peak(*sys.argv[2:5])
     parts = {"plain": plain, "memory": memory, "sensitivity": sensitivity, "step": step, "parallel": parallel}
     parts |= {"solver": solver, "floor": floor}
-    for name in ("resnet20", "resnet20_folded", "mobilenet_v2"):
+    for name in ("resnet20", "resnet20_folded", "mobilenet_v2", "resnet50"):
         parts[f"light-{name}"] = lambda cases, folder, name=name: light(cases[name], folder)
     for name in ("resnet20", "mobilenet_v2"):
+        parts[f"methods-{name}"] = lambda cases, folder, name=name: methods(cases[name], folder)
         parts[f"ablation-{name}"] = lambda cases, folder, name=name: ablation(cases[name], folder)
         parts[f"advanced-{name}"] = lambda cases, folder, name=name: advanced(cases[name], folder)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -367,9 +377,9 @@ def main() -> None:
     parser.add_argument("part", choices=parts)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / f"onnxcalib_benchmark_{os.getuid()}")
     parser.add_argument("--steps", type=int, help="Steps of training: ablation-*, advanced-*, parallel.")
-    parser.add_argument("--row", action="append", default=[], help="Only rows of advanced-* whose name has this text.")
+    parser.add_argument("--row", action="append", default=[], help="Only rows with this text (light-*, advanced-*).")
     given = parser.parse_args()
-    if given.row and not given.part.startswith("advanced"):
+    if given.row and not given.part.startswith(("advanced", "light")):
         parser.error(f"--row has no effect on {given.part}")
     if given.steps is not None and not given.part.startswith(("ablation", "advanced", "parallel")):
         parser.error(f"--steps has no effect on {given.part}: nothing trains there")
