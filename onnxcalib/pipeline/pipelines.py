@@ -142,7 +142,7 @@ def _tell_if_too_much(listener: Listener) -> None:
     most, taken = allowed(), peak_bytes()
     if most is not None and taken is not None and taken > most:
         said = f"{taken / 2**30:.2f} GB were taken at the peak of this process, more than the {most / 2**30:.2f} GB"
-        listener(Event("warning", {"message": f"{said} of `memory`; fewer layers at a time was not possible."}))
+        listener(Event("warning", {"message": f"{said} of `memory`. Give it more, or accept that."}))
 
 
 def with_equal_channels(job: Job) -> Job:
