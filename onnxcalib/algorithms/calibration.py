@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxcalib.algorithms.lockstep import Held
+from onnxcalib.algorithms.held import Held
 from onnxcalib.data import Dataset
 from onnxcalib.data.padding import positions_that_count
 from onnxcalib.errors import ModelError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,22 +82,21 @@ class LayerMatrix:
         return np.ascontiguousarray(split).reshape(shape)
 
     def rows(
-        self, tensors: Sequence[Array], most: int, rng: np.random.Generator, counts: Counts | None = None
-    ) -> list[Array]:
-        """What the weights are multiplied with in tensors of one shape, as [groups, rows, columns].
+        self, tensor: Array, most: int, rng: np.random.Generator, counts: Counts | None = None, fill: int = 0
+    ) -> Array:
+        """What the weights are multiplied with in a tensor, as [groups, rows, columns].
 
-        The same rows of each, of a sample so many at most; none of positions that do not count.
+        Of a sample so many at most, none of positions that do not count; `fill` is the zero of the tensor's values.
         """
         if self.windows is None:
-            samples = len(tensors[0]) if tensors[0].ndim > 1 else 1
-            flat = [(kept := counted(tensor, counts)).reshape(-1, kept.shape[-1]) for tensor in tensors]
-            chosen = _drawn(len(flat[0]), most * samples, rng)
-            return [each[None, chosen] for each in flat]
+            kept = counted(tensor, counts)
+            flat = kept.reshape(-1, kept.shape[-1])
+            return flat[None, _drawn(len(flat), most * (len(tensor) if tensor.ndim > 1 else 1), rng)]
         if self.strides:
-            tensors = [spaced(tensor, self.strides, self.after) for tensor in tensors]
-        windows = self.windows.padded(tensors[0].shape[2:])
-        chosen = _drawn(math.prod(windows.outputs(tensors[0].shape[2:])), most, rng)
-        return [window_rows(tensor, windows, self.layer.groups, chosen) for tensor in tensors]
+            tensor = spaced(tensor, self.strides, self.after, fill)
+        windows = self.windows.padded(tensor.shape[2:])
+        chosen = _drawn(math.prod(windows.outputs(tensor.shape[2:])), most, rng)
+        return window_rows(tensor, windows, self.layer.groups, chosen, fill)
 
 
 def _drawn(count: int, most: int, rng: np.random.Generator) -> npt.NDArray[Any]:

@@ -6,18 +6,20 @@ comes near that of the float network; the bias takes the means.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from onnxcalib.algorithms.drawn_rows import DrawnRows, RowsByReads
+from onnxcalib.algorithms.float_rows import FloatRows
 from onnxcalib.algorithms.layer_matrix import LayerMatrix
-from onnxcalib.algorithms.lockstep import DISK_BYTES, Lockstep
 from onnxcalib.algorithms.rounding import least_scale
+from onnxcalib.algorithms.stepwise import DISK_BYTES, Stepwise, Take
 from onnxcalib.algorithms.tied import sharing_tables
 from onnxcalib.data import Dataset
 from onnxcalib.model.graph import GraphIndex
@@ -37,9 +39,6 @@ from onnxcalib.recipe import RangeMethod
 from onnxcalib.targets import Target
 
 FloatArray = npt.NDArray[np.float64]
-
-# Rows that the moments of a layer, or of a group, are taken of: so many, and more where its sums are wide.
-ROWS, GROUP_ROWS, ROWS_A_COLUMN = 16384, 4096, 8
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ class Rounder:
     checkpoint: Checkpoint = NO_CHECKPOINT
     disk_bytes: int = DISK_BYTES
     fixed: Collection[str] = ()  # layers whose ranges the user chose
+    floats: FloatRows | None = None  # of the same data, where several roundings share them
 
     def round(self, plan: QuantPlan, strength: float) -> SecondOrder:
         """Every layer at the bits and on the kind of grid that it has in the plan; inputs keep their grids."""
@@ -90,13 +90,15 @@ class Rounder:
         found = {name: each for name, each in zip(names, cached, strict=True) if each is not None}
         found |= dict.fromkeys(sharing_tables(plan), RoundedLayer(None))
         index = GraphIndex(self.model.proto.graph)
-        with tempfile.TemporaryDirectory(prefix="onnxcalib_", dir=self.checkpoint.scratch) as folder:
-            networks = Lockstep(self.model, self.layers, self.target, self.data, Path(folder), self.disk_bytes)
+        with self._folder() as folder:
+            floats = self.floats or FloatRows(self.model, self.layers, self.data, folder)
+            network = Stepwise(self.model, self.layers, self.target, self.data, folder, self.disk_bytes)
             for tensor in dict.fromkeys(layer.input for layer in self.layers):
                 readers = [layer for layer in self.layers if layer.input == tensor]
                 missing = [LayerMatrix.of(layer, index) for layer in readers if layer.name not in found]
-                reading = Reading(plan, tensor, missing, len(self.data))
-                networks.advance(tensor, plan, reading.update)
+                reading = Reading(plan, DrawnRows.of(tensor, missing, len(self.data)))
+                with contextlib.closing(floats.batches(tensor)) as exact:
+                    network.advance(tensor, plan, reading.beside(exact))
                 for matrix in missing:
                     name = matrix.layer.name
                     found[name] = self.rounded(index, matrix, reading.moments.get(matrix.reads), plan, strength)
@@ -105,6 +107,11 @@ class Rounder:
                 plan = _with(plan, {layer.name: found[layer.name].params for layer in readers})
         reasons = (f"'{name}': {each.skip_reason}" for name, each in found.items() if each.skip_reason is not None)
         return SecondOrder(plan, strength, tuple(reasons))
+
+    @contextlib.contextmanager
+    def _folder(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="onnxcalib_", dir=self.checkpoint.scratch) as folder:
+            yield Path(folder)
 
     def rounded(
         self, index: GraphIndex, matrix: LayerMatrix, moments: Moments | None, plan: QuantPlan, strength: float
@@ -210,32 +217,48 @@ class LayerRounding:
 class Reading:
     """Gathers the moments of a tensor as its layers read it."""
 
-    def __init__(self, plan: QuantPlan, tensor: str, matrices: Sequence[LayerMatrix], samples: int) -> None:
-        self._grids = [grids[tensor] for grids in (plan.shared, plan.inputs) if tensor in grids]
-        self._dynamic = tensor in plan.dynamic
-        # Layers that read the same rows share their moments.
-        self._matrices = {matrix.reads: matrix for matrix in matrices if matrix.skip_reason is None}
-        self._most = {reads: -(-_rows_of(matrix) // samples) for reads, matrix in self._matrices.items()}
-        self._rng = np.random.default_rng(zlib.crc32(tensor.encode()))
-        self.moments = {reads: Moments() for reads in self._matrices}
+    def __init__(self, plan: QuantPlan, rows: DrawnRows) -> None:
+        self._rows = rows
+        self._grids = [grids[rows.tensor] for grids in (plan.shared, plan.inputs) if rows.tensor in grids]
+        self._dynamic = rows.tensor in plan.dynamic
+        self._batches = 0
+        self.moments = {reads: Moments() for reads in rows.matrices}
 
-    def update(self, wanted: Array, read: Array, counts: Counts | None = None) -> None:
-        """Takes a batch of the float and of the quantized network, but for positions that do not count."""
-        if not self._matrices or read.size == 0:
+    def beside(self, exact: Iterator[tuple[tuple[int, ...], RowsByReads]]) -> Take:
+        """Takes batches of the quantized network, each with the same rows of the float one."""
+
+        def take(read: Array, counts: Counts | None) -> None:
+            if self.moments:
+                shape, rows = next(exact)
+                # Rows that small differences decide on belong to no rows of the other network.
+                self.update(read, counts, rows if shape == read.shape else None)
+
+        return take
+
+    def update(self, read: Array, counts: Counts | None = None, wanted: RowsByReads | None = None) -> None:
+        """Takes a batch, values or quantized values, but for positions that do not count."""
+        if not self.moments:
             return
-        if wanted.shape != read.shape:  # rows that small differences decide on belong to no rows of the other network
-            wanted = read
-        grids = [*self._grids, dynamic_qparams(read)] if self._dynamic else self._grids
-        for reads, matrix in self._matrices.items():
-            exact, found = matrix.rows((wanted, read), self._most[reads], self._rng, counts)
-            for qparams in grids:  # zeros that pad windows lie on every grid
-                found = fake_quantize(found, qparams)
-            self.moments[reads].update(exact, found)
+        first, others = (self._grids[0], self._grids[1:]) if self._grids else (None, [])
+        codes = read.dtype.kind in "iu"
+        zero = int(first.zero_point) if codes and first is not None else 0
+        drawn = self._rows.draw(read, self._batches, counts, zero) if read.size else {}
+        self._batches += 1
+        if self._dynamic and read.size:
+            others = [*others, dynamic_qparams(_real(read, first))]
+        for reads, rows in drawn.items():
+            real = _real(rows, first)
+            exact = (real if codes else rows).copy() if wanted is None else wanted[reads]
+            for qparams in others:  # zeros that pad windows lie on every grid
+                real = fake_quantize(real, qparams)
+            self.moments[reads].update(exact, real)
 
 
-def _rows_of(matrix: LayerMatrix) -> int:
-    """How many rows its moments are taken of."""
-    return max(ROWS if matrix.layer.groups == 1 else GROUP_ROWS, ROWS_A_COLUMN * matrix.columns)
+def _real(values: Array, qparams: QuantParams | None) -> Array:
+    """Values on a grid, or those of quantized values."""
+    if qparams is None:
+        return values
+    return dequantize(values, qparams) if values.dtype.kind in "iu" else fake_quantize(values, qparams)
 
 
 def _with(plan: QuantPlan, layers: Mapping[str, LayerParams | None]) -> QuantPlan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from onnxcalib.algorithms.drawn_rows import BATCH, DrawnRows
 from onnxcalib.algorithms.layer_matrix import LayerMatrix
 from onnxcalib.algorithms.second_order import Reading, RoundedLayer, Rounder
 from onnxcalib.data.padding import positions_that_count
@@ -17,7 +18,6 @@ from onnxcalib.plan import Candidates, LayerParams, QuantPlan
 from onnxcalib.recipe import Precision
 from onnxcalib.runtime.session import Session
 
-BATCH = 16
 # Of the moments that are gathered at a time; where they take more, the network is run again.
 MOMENT_BYTES = 2**30
 
@@ -66,7 +66,7 @@ class CandidateRounder:
         tensors = list(dict.fromkeys(matrix.layer.input for matrix in matrices))
         data = self.rounder.data
         readings = {
-            tensor: Reading(plan, tensor, [it for it in matrices if it.layer.input == tensor], len(data))
+            tensor: Reading(plan, DrawnRows.of(tensor, [it for it in matrices if it.layer.input == tensor], len(data)))
             for tensor in tensors
         }
         given = {value.name for value in self.rounder.model.proto.graph.input}
@@ -76,7 +76,7 @@ class CandidateRounder:
         for feed in data.batches(BATCH):
             found = {**feed, **(session.run({name: feed[name] for name in reads}) if session is not None else {})}
             for tensor, reading in readings.items():
-                reading.update(found[tensor], found[tensor], positions_that_count(feed))
+                reading.update(found[tensor], positions_that_count(feed))
         return readings
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import onnx
 
-from onnxcalib.algorithms.lockstep import Held
+from onnxcalib.algorithms.held import Held
 from onnxcalib.data import Dataset
 from onnxcalib.data.padding import positions_that_count
 from onnxcalib.model.subgraph import with_outputs

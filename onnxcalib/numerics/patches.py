@@ -54,37 +54,30 @@ class Windows:
         return tuple((room - span - 1) // stride + 1 for room, span, stride in each)
 
 
-def window_rows(values: Array, windows: Windows, groups: int, positions: npt.NDArray[np.intp]) -> Array:
-    """Windows [groups, samples x positions, channels x taps] of values [samples, channels, ...]."""
-    rank = len(windows.kernel)
-    room = _with_pads(values, windows.pads[:rank], windows.pads[rank:])
-    begins = np.stack(np.unravel_index(positions, windows.outputs(values.shape[2:])), -1) * windows.strides
+def window_rows(values: Array, windows: Windows, groups: int, positions: npt.NDArray[np.intp], fill: int = 0) -> Array:
+    """Windows [groups, samples x positions, channels x taps] of values [samples, channels, ...], pads filled."""
+    sizes, pads = values.shape[2:], windows.pads[: len(windows.kernel)]
+    begins = np.stack(np.unravel_index(positions, windows.outputs(sizes)), -1) * windows.strides - np.array(pads)
     taps = np.stack(np.unravel_index(np.arange(np.prod(windows.kernel)), windows.kernel), -1) * windows.dilations
-    where = np.ravel_multi_index(tuple(np.moveaxis(begins[:, None] + taps, -1, 0)), room.shape[2:])
-    found = room.reshape(*room.shape[:2], -1)[:, :, where]
+    places = begins[:, None] + taps
+    # Only what is taken is padded: a copy of all values with pads around them would cost more than the windows.
+    outside = ((places < 0) | (places >= np.array(sizes))).any(-1)
+    inside = np.clip(places, 0, np.array(sizes) - 1)
+    where = np.ravel_multi_index(tuple(np.moveaxis(inside, -1, 0)), sizes)
+    found: Array = np.take(values.reshape(*values.shape[:2], -1), where, axis=2)
+    if outside.any():
+        found[:, :, outside] = fill
     samples, channels = values.shape[:2]
     split = found.reshape(samples, groups, channels // groups, *where.shape).transpose(1, 0, 3, 2, 4)
-    return split.reshape(groups, samples * len(positions), -1)
+    rows: Array = split.reshape(groups, samples * len(positions), -1)
+    return rows
 
 
-def spaced(values: Array, strides: Sizes, after: Sizes) -> Array:
+def spaced(values: Array, strides: Sizes, after: Sizes, fill: int = 0) -> Array:
     """Values with zeros between them, as a transposed convolution sees them, and some more after the last."""
     sizes = [(size - 1) * step + 1 for size, step in zip(values.shape[2:], strides, strict=True)]
-    room = np.zeros((*values.shape[:2], *(sum(each) for each in zip(sizes, after, strict=True))), values.dtype)
+    shape = (*values.shape[:2], *(sum(each) for each in zip(sizes, after, strict=True)))
+    room = np.full(shape, fill, values.dtype)
     places = [slice(None, size, step) for size, step in zip(sizes, strides, strict=True)]
     room[(slice(None), slice(None), *places)] = values
-    return room
-
-
-def _with_pads(values: Array, begins: Sizes, ends: Sizes) -> Array:
-    """Values with zeros around them, or cut where a pad is negative."""
-    cuts = [slice(max(-begin, 0), min(end, 0) or None) for begin, end in zip(begins, ends, strict=True)]
-    around = [(max(begin, 0), max(end, 0)) for begin, end in zip(begins, ends, strict=True)]
-    kept = values[(..., *cuts)]
-    if not any(map(any, around)):
-        return kept
-    sizes = [size + sum(each) for size, each in zip(kept.shape[2:], around, strict=True)]
-    room = np.zeros((*kept.shape[:2], *sizes), kept.dtype)
-    inside = [slice(begin, begin + size) for (begin, _), size in zip(around, kept.shape[2:], strict=True)]
-    room[(slice(None), slice(None), *inside)] = kept
     return room
