@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from onnxcalib.algorithms.rounding import least_scale
 from onnxcalib.algorithms.teacher import Teacher
-from onnxcalib.data import Dataset
+from onnxcalib.data import Dataset, first
 from onnxcalib.data.padding import find_mask
 from onnxcalib.model.channel_statistics import (
     REACH,
@@ -42,6 +43,7 @@ ROUNDS = 6
 # A channel whose spread is off by more is broken, not shrunk: no factor repairs it, and a huge one spoils the grid.
 LIMITS = (0.25, 4.0)
 FAR = np.float32(1e30)  # a bound that nothing reaches
+ROWS, POSITIONS = 14, 512  # of a map at least, that channel statistics are taken of; neighbours tell the same
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,33 @@ class Tuned:
     rounds: int
 
 
+class FloatStatistics:
+    """Channel statistics of the float model on each batch, measured once, however many plans are tuned."""
+
+    def __init__(self, model: Model, layers: Sequence[Layer], data: Dataset, reach: float = REACH) -> None:
+        self._model, self._reach = model, reach
+        self.layers = [layer for layer in layers if layer.takes_bias]
+        self.mask = find_mask(data)
+        feed = next(iter(first(data, 2).batches(2)))
+        self.padded, self.row_steps = _how_measured(model, self.layers, feed, self.mask)
+        self._known: dict[tuple[int, int], Tensors] = {}
+        self._session: Session | None = None
+
+    def of(self, place: int, samples: int, feed: Tensors) -> Tensors:
+        """Those of the batch at a place of the data, with so many samples."""
+        if (place, samples) not in self._known:
+            if self._session is None:
+                measuring = (self._model.proto, self.layers, None, self._reach, self.padded, self.row_steps)
+                # Whole batches between nodes that measure them: a pool would double what they take.
+                self._session = Session(with_statistics(*measuring), pool=False)
+            self._known[place, samples] = self._session.run(feed)
+        return self._known[place, samples]
+
+    def rest(self) -> None:
+        """Gives the session back; what is known stays."""
+        self._session = None
+
+
 @dataclass(frozen=True)
 class Tuner:
     """What every round works on."""
@@ -75,15 +104,16 @@ class Tuner:
     reach: float = REACH
     rounds: int = ROUNDS
     batch: int = BATCH
+    floats: FloatStatistics | None = None  # of the same data, where several plans are tuned
 
     def tune(self, plan: QuantPlan, progress: Progress) -> Tuned:
         """Rounds of tuning for as long as the held-out loss falls; the best plan of all is kept."""
         before = best = self._loss(plan)
         if not any(layer.takes_bias for layer in self.layers):
             return Tuned(plan, before, before, 0)
-        wanted: list[Tensors] = []
+        floats = self._floats()
         for done in range(self.rounds):
-            float_stats, quantized_stats = self.statistics(plan, progress, done, wanted)
+            float_stats, quantized_stats = self.statistics(plan, progress, done, floats)
             trials = [
                 refold(plan, self.layers, self.target, float_stats, quantized_stats, scale=scale)
                 for scale in (True, False)
@@ -98,34 +128,30 @@ class Tuner:
     def _loss(self, plan: QuantPlan) -> float:
         return self.teacher.loss_of(write_qdq(self.model, self.layers, plan, self.target.simulated))
 
-    def statistics(
-        self, plan: QuantPlan, progress: Progress, done_rounds: int = 0, wanted: list[Tensors] | None = None
-    ) -> tuple[dict[str, ChannelStatistics], dict[str, ChannelStatistics]]:
-        """Statistics of the float model, and of the quantized one whose earlier layers are already corrected.
+    def _floats(self) -> FloatStatistics:
+        return self.floats or FloatStatistics(self.model, self.layers, self.data, self.reach)
 
-        The float model's, batch by batch, are kept in the given list for the next round.
-        """
-        layers = [layer for layer in self.layers if layer.takes_bias]
-        wanted = [] if wanted is None else wanted
-        # Whole batches between nodes that measure them: a pool would double what they take.
-        mask = find_mask(self.data)
-        padded = _padded(self.model, layers, self.data, mask)
-        measuring = with_statistics(self.model.proto, layers, None, self.reach, padded) if not wanted else None
-        teacher = Session(measuring, pool=False) if measuring is not None else None
+    def statistics(
+        self, plan: QuantPlan, progress: Progress, done_rounds: int = 0, floats: FloatStatistics | None = None
+    ) -> tuple[dict[str, ChannelStatistics], dict[str, ChannelStatistics]]:
+        """Statistics of the float model, and of the quantized one whose earlier layers are already corrected."""
+        floats = floats or self._floats()
+        layers = floats.layers
         quantized = write_qdq(self.model, self.layers, plan, replace(self.target.in_place, dynamic=Dynamic.QDQ))
-        student = Session(with_statistics(quantized, layers, LIMITS, padded=padded), pool=False)
+        normalizing = with_statistics(quantized, layers, LIMITS, padded=floats.padded, row_steps=floats.row_steps)
+        student = Session(normalizing, pool=False)
         sums = (_Sums(layers), _Sums(layers))
         done = 0
         for place, feed in enumerate(self.data.batches(self.batch)):
             samples = samples_in(feed, self.data)
-            if mask is not None and padded:
-                feed |= {SHARES: _shares(feed[mask])}
-            if teacher is not None:
-                wanted.append(self._wanted(layers, teacher.run(feed)))
-            sums[0].add(wanted[place], samples)
-            sums[1].add(student.run({**feed, **_as_inputs(layers, wanted[place])}), samples)
+            if floats.mask is not None and floats.padded:
+                feed |= {SHARES: _shares(feed[floats.mask])}
+            wanted = self._wanted(layers, floats.of(place, samples, feed))
+            sums[0].add(wanted, samples)
+            sums[1].add(student.run({**feed, **_as_inputs(layers, wanted)}), samples)
             done += samples
             progress("batch norm", done_rounds * len(self.data) + done, self.rounds * len(self.data))
+        floats.rest()
         return sums[0].statistics(), sums[1].statistics()
 
     def _wanted(self, layers: Sequence[Layer], measured: Tensors) -> Tensors:
@@ -142,14 +168,22 @@ class Tuner:
         return wanted
 
 
-def _padded(model: Model, layers: Sequence[Layer], data: Dataset, mask: str | None) -> list[str]:
-    """The layers with a row for every position, some of which are padding."""
-    if mask is None:
-        return []
-    feed = next(iter(data.batches(2)))
-    shown = Session(with_outputs(model.proto, list(dict.fromkeys(layer.summed for layer in layers)))).run(feed)
-    known = {name: counts_for(value, feed[mask] != 0) is not None for name, value in shown.items()}
-    return [layer.name for layer in layers if layer.has_sums and known[layer.summed]]
+def _how_measured(
+    model: Model, layers: Sequence[Layer], feed: Tensors, mask: str | None
+) -> tuple[list[str], dict[str, int]]:
+    """The layers with a row for every position, some of which are padding; and how many rows of others are left out."""
+    names = list(dict.fromkeys(layer.summed for layer in layers))
+    shown = Session(with_outputs(model.proto, names), pool=False).run(feed) if names else {}
+    counts = None if mask is None else feed[mask] != 0
+    padded = [it.name for it in layers if it.has_sums and counts_for(shown[it.summed], counts) is not None]
+    return padded, {it.name: row_step(shown[it.summed].shape[2:]) for it in layers if not it.has_sums}
+
+
+def row_step(sizes: Sequence[int]) -> int:
+    """Of a map's rows, one in so many is measured: an odd number, as strides leave patterns of two."""
+    wanted = max(ROWS, -(-POSITIONS // max(math.prod(sizes[1:]), 1)))
+    step = sizes[0] // wanted
+    return max(step - 1 + step % 2, 1)
 
 
 def _shares(mask: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -14,6 +14,7 @@ from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.subgraph import upstream
+from onnxcalib.numerics.positions import Counts
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.runtime.memory import buffer_bytes
 from onnxcalib.runtime.session import Session, Tensors, samples_in
@@ -44,7 +45,7 @@ class FloatRows:
         rows = (DrawnRows.of(name, of_it, len(self.data)) for name, of_it in matrices.items())
         self._rows = {each.tensor: each for each in rows if each.matrices}
         self._sizes: dict[str, float] = {}  # of a sample
-        self._counts = counts_of(self.data)
+        self._counts: list[Counts | None] = []
 
     def batches(self, tensor: str) -> Generator[tuple[tuple[int, ...], RowsByReads], None, None]:
         """The shape of each batch of a tensor, and the rows that its layers read of it."""
@@ -87,6 +88,7 @@ class FloatRows:
         made = [name for name in names if name not in given]
         part, reads = upstream(self.model.proto, made)
         session = Session(part) if made else None
+        self._counts = self._counts or counts_of(self.data)
         for number, feed in enumerate(self.data.batches(BATCH)):
             found = {**feed, **(session.run({name: feed[name] for name in reads}) if session is not None else {})}
             for name in names:

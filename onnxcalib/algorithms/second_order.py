@@ -52,7 +52,7 @@ class SecondOrder:
 
 @dataclass(frozen=True)
 class ChosenRounding:
-    """What became of it: the held-out losses after batch-norm tuning, of round to nearest and of what was chosen."""
+    """What became of it: the held-out losses after a quick tuning, of round to nearest and of what was chosen."""
 
     strength: float | None  # None: round to nearest
     before: float

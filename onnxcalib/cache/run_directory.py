@@ -69,6 +69,11 @@ class RunDirectory:
                 )
                 self.listener(Event("warning", {"message": message}))
 
+    @property
+    def scratch(self) -> Path:
+        """Temporary files lie in the run directory: the next run clears what a killed one left."""
+        return self.folder / "scratch"
+
 
 @dataclass(frozen=True)
 class StageCheckpoint:
@@ -81,8 +86,8 @@ class StageCheckpoint:
 
     @property
     def scratch(self) -> Path:
-        """Temporary files lie in the run directory: the next run clears what a killed one left."""
-        return self.directory.folder / "scratch"
+        """Where temporary files lie."""
+        return self.directory.scratch
 
     def found(self, parts: Sequence[Any]) -> list[Any | None]:
         """The cached value of each part."""

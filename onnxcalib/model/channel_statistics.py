@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -47,24 +47,28 @@ def with_statistics(
     limits: tuple[float, float] | None = None,
     reach: float = REACH,
     padded: Collection[str] = (),
+    row_steps: Mapping[str, int] = {},
 ) -> onnx.ModelProto:
     """The model with channel means and variances as its only outputs.
 
     With limits it also normalizes each layer's batch to the wanted statistics, by a factor kept within the limits, so
     that later layers see corrected inputs. Of the padded layers, rows count by the input SHARES, one on average.
+    Of layers with a row step only every so many rows of the output's first spatial axis are measured.
     """
 
     def change(graph: gs.Graph) -> None:
-        builder = _Builder(graph, opset_of(model), reach, padded)
+        builder = _Builder(graph, opset_of(model), reach, padded, row_steps)
         graph.outputs = [value for layer in layers for value in builder.add(layer, limits)]
 
     return edit(model, change)
 
 
 class _Builder(SurgeonBuilder):
-    def __init__(self, graph: gs.Graph, opset: int, reach: float, padded: Collection[str] = ()) -> None:
+    def __init__(
+        self, graph: gs.Graph, opset: int, reach: float, padded: Collection[str], row_steps: Mapping[str, int]
+    ) -> None:
         super().__init__(graph)
-        self.opset, self.reach, self.padded = opset, reach, padded
+        self.opset, self.reach, self.padded, self.row_steps = opset, reach, padded, row_steps
         self.shares = gs.Variable(SHARES, np.float32, ["rows", 1])
         if padded:
             graph.inputs.append(self.shares)
@@ -75,8 +79,9 @@ class _Builder(SurgeonBuilder):
         tensor = self.nodes[layer.bias_node or layer.name].outputs[0]
         readers = list(tensor.outputs)
         # Clipped outliers would shift a channel's mean, and the correction would move everything else.
-        bounds = self._bounds(layer, tensor) if limits is None else [self._wanted(layer, n) for n in bound_names(layer)]
-        kept = self.node("Min", [self.node("Max", [tensor, bounds[0]]), bounds[1]])
+        seen = self._some_rows(layer, tensor)
+        bounds = self._bounds(layer, seen) if limits is None else [self._wanted(layer, n) for n in bound_names(layer)]
+        kept = self.node("Min", [self.node("Max", [seen, bounds[0]]), bounds[1]])
         mean, variance = self._moments(layer, kept)
         measured = [self._flat(mean, mean_name(layer)), self._flat(variance, variance_name(layer))]
         if limits is None:
@@ -85,6 +90,14 @@ class _Builder(SurgeonBuilder):
         for node in readers:
             node.inputs = [normalized if value is tensor else value for value in node.inputs]
         return measured
+
+    def _some_rows(self, layer: Layer, tensor: gs.Variable) -> gs.Variable:
+        """Fewer positions of a large map: neighbours tell the same, and all that is measured is written and read."""
+        step = self.row_steps.get(layer.name, 1)
+        if step == 1:
+            return tensor
+        given = {"starts": 0, "ends": np.iinfo(np.int64).max, "axes": 2, "steps": step}
+        return self.node("Slice", [tensor, *(self._ints(name, [value]) for name, value in given.items())])
 
     def _moments(self, layer: Layer, tensor: gs.Variable) -> tuple[gs.Variable, gs.Variable]:
         """By the mean of squares: what is centred first would be written and read twice more."""

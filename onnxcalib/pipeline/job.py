@@ -9,7 +9,9 @@ from typing import Any
 
 import onnx
 
+from onnxcalib.algorithms.batchnorm import FloatStatistics
 from onnxcalib.algorithms.constants import store
+from onnxcalib.algorithms.float_rows import FloatRows
 from onnxcalib.algorithms.sizes import with_measured_macs
 from onnxcalib.algorithms.teacher import Loss, check_loss
 from onnxcalib.algorithms.tied import Tied, tied_layers
@@ -74,6 +76,8 @@ class Job:
     products: tuple[Product, ...] = ()  # of attention, whose operands are quantized
     proof: Dataset | None = None  # labelled samples that no stage sees, to prove what was promised
     tied: Mapping[str, Tied] = field(default_factory=dict)  # by layer that shares a table
+    float_statistics: FloatStatistics | None = None  # of channels, while several plans are tuned
+    float_rows: FloatRows | None = None  # what layers read in the float network, while several roundings share it
 
     @property
     def loss(self) -> Loss:

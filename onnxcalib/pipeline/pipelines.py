@@ -201,7 +201,7 @@ def _trained(job: Job, found: Outcome) -> Outcome:
     rounded = rounded_and_tuned(job, found.plan)
     # Where activations are rounded too, training goes further from plain rounding, unless the other is asked for.
     second = job.recipe.weights.rounding is Rounding.SECOND_ORDER or job.recipe.weight_only
-    tuned = rounded.best if second else rounded.nearest
+    tuned = rounded.best if second or not rounded.is_second_order else stages.batch_norm_tuning(job, found.plan)
     if job.recipe.weight_only and rounded.is_second_order:
         trained = Trained(tuned.plan, tuned.plan, tuned.after, tuned.after, solved=True)
     else:

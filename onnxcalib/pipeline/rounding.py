@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from onnxcalib.algorithms.batchnorm import Tuned
+from onnxcalib.algorithms.batchnorm import FloatStatistics, Tuned
+from onnxcalib.algorithms.float_rows import FloatRows
 from onnxcalib.algorithms.second_order import ChosenRounding, SecondOrder
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import train_validation_split, why_not_parted
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline.job import Job
-from onnxcalib.pipeline.stages import batch_norm_tuning, quick_tuning, second_order_rounding, trains_end_to_end
+from onnxcalib.pipeline.stages import (
+    batch_norm_tuning,
+    learned_from,
+    quick_tuning,
+    second_order_rounding,
+    trains_end_to_end,
+)
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import MAX_BITS, Recipe, Rounding
 
@@ -21,15 +31,14 @@ STRENGTHS = (0.0, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Roundings:
-    """The plan after batch-norm tuning on each rounding, and the better of them."""
+    """The plan on the rounding that is taken, after batch-norm tuning."""
 
-    nearest: Tuned
     best: Tuned
     chosen: ChosenRounding | None = None  # None where only one was tried
 
     @property
     def is_second_order(self) -> bool:
-        """Whether the better one is of second order."""
+        """Whether it is of second order."""
         return self.chosen is not None and self.chosen.strength is not None
 
     @property
@@ -39,29 +48,37 @@ class Roundings:
 
 
 def rounded_and_tuned(job: Job, plan: QuantPlan) -> Roundings:
-    """The plan with batch-norm tuning, also on the rounding whose held-out loss is then the least."""
-    nearest = batch_norm_tuning(job, plan)
+    """The plan with batch-norm tuning, on the rounding whose held-out loss is the least after a quick one."""
     if not _tried(job, plan):
-        return Roundings(nearest, nearest)
-    rounded = _best_strength(job, plan)
-    tuned = batch_norm_tuning(job, rounded.plan)
-    if tuned.after >= nearest.after and job.recipe.weights.rounding is not Rounding.SECOND_ORDER:
-        return Roundings(nearest, nearest, ChosenRounding(None, nearest.after, nearest.after, ()))
-    chosen = ChosenRounding(rounded.strength, nearest.after, tuned.after, rounded.skip_reasons)
-    return Roundings(nearest, tuned, chosen)
+        return Roundings(batch_norm_tuning(job, plan))
+    job = replace(job, float_statistics=FloatStatistics(job.model, job.layers, learned_from(job)))
+    nearest, (rounded, found) = quick_tuning(job, plan), _best_strength(job, plan)
+    if found.after >= nearest.after and job.recipe.weights.rounding is not Rounding.SECOND_ORDER:
+        return Roundings(batch_norm_tuning(job, plan), ChosenRounding(None, nearest.after, nearest.after))
+    chosen = ChosenRounding(rounded.strength, nearest.after, found.after, rounded.skip_reasons)
+    return Roundings(batch_norm_tuning(job, rounded.plan), chosen)
 
 
-def _best_strength(job: Job, plan: QuantPlan) -> SecondOrder:
-    """More and more of it, until the loss after a quick tuning no longer falls."""
-    best, least = None, math.inf
-    for strength in STRENGTHS:
-        rounded = second_order_rounding(job, plan, strength)
-        loss = quick_tuning(job, rounded.plan).after
-        if best is not None and not loss < least:
-            break
-        best, least = rounded, loss
-    assert best is not None
-    return best
+def _best_strength(job: Job, plan: QuantPlan) -> tuple[SecondOrder, Tuned]:
+    """From the strength that is likely to be best on, until the loss after a quick tuning no longer falls."""
+    narrow = any(precision.activation < MAX_BITS for precision in plan.precisions.values())
+    found: list[tuple[SecondOrder, Tuned]] = []
+    with _with_float_rows(job) as sharing:
+        for strength in STRENGTHS if narrow else STRENGTHS[::-1]:
+            rounded = second_order_rounding(sharing, plan, strength)
+            found.append((rounded, quick_tuning(job, rounded.plan)))
+            if len(found) > 1 and not found[-1][1].after < found[-2][1].after:
+                return found[-2]
+    return found[-1]
+
+
+@contextlib.contextmanager
+def _with_float_rows(job: Job) -> Iterator[Job]:
+    """The job with what layers read in the float network on disk: every strength reads the same."""
+    directory = job.run.directory
+    scratch = None if directory is None else directory.scratch
+    with tempfile.TemporaryDirectory(prefix="onnxcalib_", dir=scratch) as folder:
+        yield replace(job, float_rows=FloatRows(job.model, job.layers, learned_from(job), Path(folder)))
 
 
 def kept_over_training(job: Job, rounded: QuantPlan, trained: QuantPlan) -> bool:

@@ -216,7 +216,8 @@ def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
     data = first(data, LEARNED_FROM if narrow else EIGHT_BIT_SAMPLES)
     teacher = Teacher(job.model, held_out, job.loss, TEMPERATURE)
     reference = job.recipe.get("bn_reference")
-    return Tuner(job.model, job.layers, job.target, data, teacher, reference).tune(plan, job.progress)
+    tuner = Tuner(job.model, job.layers, job.target, data, teacher, reference, floats=job.float_statistics)
+    return tuner.tune(plan, job.progress)
 
 
 @stage("quick tuning", ("loss", "metric", "bn_reference"), title="tuning of a plan that is tried")
@@ -225,7 +226,8 @@ def quick_tuning(job: Job, plan: QuantPlan) -> Tuned:
     data, held_out = (first(part, QUICK_SAMPLES) for part in train_validation_split(job.data))
     teacher = Teacher(job.model, held_out, job.loss, TEMPERATURE)
     how = (job.target, data, teacher, job.recipe.get("bn_reference"))
-    return Tuner(job.model, job.layers, *how, rounds=QUICK_ROUNDS).tune(plan, job.progress)
+    tuner = Tuner(job.model, job.layers, *how, rounds=QUICK_ROUNDS, floats=job.float_statistics)
+    return tuner.tune(plan, job.progress)
 
 
 @stage("metric", ("metric",))
@@ -350,12 +352,16 @@ def _stored_once(job: Job) -> dict[str, Precision]:
     return {name: Precision(SHARED_BITS, FLOAT_BITS) for name in job.tied if name not in fixed}
 
 
+def learned_from(job: Job) -> Dataset:
+    """The samples that weights are rounded for: more bring little."""
+    return first(train_validation_split(job.data)[0], LEARNED_FROM)
+
+
 def _rounder(job: Job, checkpoint: Checkpoint) -> Rounder:
-    data, ranges = first(train_validation_split(job.data)[0], LEARNED_FROM), job.recipe.ranges
-    method = RangeMethod.MSE if ranges is RangeMethod.AUTO else ranges
-    how = (job.target, data, method, job.progress, checkpoint)
+    method = RangeMethod.MSE if job.recipe.ranges is RangeMethod.AUTO else job.recipe.ranges
+    how = (job.target, learned_from(job), method, job.progress, checkpoint)
     fixed = [name for name, override in job.overrides.items() if override.ranges is not None]
-    return Rounder(job.model, job.layers, *how, fixed=fixed)
+    return Rounder(job.model, job.layers, *how, fixed=fixed, floats=job.float_rows)
 
 
 def _problem(job: Job, candidates: Candidates) -> Problem:

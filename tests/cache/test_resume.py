@@ -90,8 +90,11 @@ def test_a_changed_aim_repeats_only_what_depends_on_it(tmp_path: Path) -> None:
     bytes_ = quantized(model, data, changed, run_dir=tmp_path, progress=second)
     tried = second.computed.count("second-order")  # strengths, until one no longer helps
     assert 2 <= tried <= len(STRENGTHS)
-    roundings = ["batch norm", *["second-order", "quick tuning"] * tried, "batch norm"]
-    assert second.computed == ["allocation", *roundings, "sequential", "end-to-end", "biases", "output noise"]
+    roundings = ["quick tuning", *["second-order", "quick tuning"] * tried, "batch norm"]
+    assert second.computed[: len(roundings) + 1] == ["allocation", *roundings]
+    # Where the roundings differ, training has a tuning of its own to start from.
+    rest = [name for name in second.computed[len(roundings) + 1 :] if name != "batch norm"]
+    assert rest == ["sequential", "end-to-end", "biases", "output noise"]
     (told,) = second.of("resumed")
     assert told["reused"] == [
         "equalization",
