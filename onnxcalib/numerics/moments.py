@@ -10,28 +10,46 @@ from onnxcalib.numerics.quant_params import Array
 FloatArray = npt.NDArray[np.float64]
 
 
+# Values of a group that wait to be multiplied together: products of few rows cost more than their arithmetic.
+WAITING = 2**22
+
+
 class Moments:
     """Means and products of rows [groups, rows, columns] of the float network and of the quantized one."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._origin: Array = np.zeros(())
-        self._sums: tuple[FloatArray, ...] = ()
+        self._totals: tuple[FloatArray, ...] = ()
+        self._waiting: list[tuple[Array, Array]] = []
 
     def update(self, wanted: Array, read: Array) -> None:
-        """Takes the same rows of both networks, and changes them in place."""
+        """Takes the same rows of both networks, which are changed in place later."""
+        self.rows += read.shape[1]
+        self._waiting.append((wanted, read))
+        if sum(each.size for _, each in self._waiting) >= WAITING:
+            self._multiply()
+
+    def _multiply(self) -> None:
+        wanted, read = (np.concatenate(each, axis=1) for each in zip(*self._waiting, strict=True))
+        self._waiting = []
         ones = np.ones((1, read.shape[1]), read.dtype)
-        if not self._sums:  # sums of values far from zero would lose what sets them apart
+        if not self._totals:  # sums of values far from zero would lose what sets them apart
             self._origin = ones @ read / np.float32(read.shape[1])
             groups, columns = read.shape[0], read.shape[2]
             shapes = [(groups, 1, columns)] * 2 + [(groups, columns, columns)] * 2
-            self._sums = tuple(np.zeros(shape) for shape in shapes)
+            self._totals = tuple(np.zeros(shape) for shape in shapes)
         lost = np.subtract(wanted, read, out=wanted)
         read -= self._origin
-        new = ones @ read, ones @ lost, read.swapaxes(1, 2) @ read, lost.swapaxes(1, 2) @ read
-        for total, more in zip(self._sums, new, strict=True):
+        new = ones @ read, ones @ lost, _products(read, read), _products(lost, read)
+        for total, more in zip(self._totals, new, strict=True):
             np.add(total, more, out=total)
-        self.rows += read.shape[1]
+
+    @property
+    def _sums(self) -> tuple[FloatArray, ...]:
+        if self._waiting:
+            self._multiply()
+        return self._totals
 
     @property
     def means(self) -> tuple[FloatArray, FloatArray]:
@@ -55,3 +73,10 @@ class Moments:
             squares += mean.swapaxes(1, 2) @ mean
             products += lost.swapaxes(1, 2) @ mean
         return squares, products
+
+
+def _products(left: Array, right: Array) -> Array:
+    """The transposed of one times the other; of two axes, a square takes half the time."""
+    if len(left) == 1:
+        return np.asarray(left[0].T @ right[0])[None]
+    return np.asarray(left.swapaxes(1, 2) @ right)
