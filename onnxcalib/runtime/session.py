@@ -64,6 +64,7 @@ class Session:
         # In the order of the file: by default what measures a tensor runs last, and all of them wait for it in memory.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         self.source, self.outputs = source, [value.name for value in model.graph.output]
+        self.inputs = [value.name for value in model.graph.input]
         self._passed: list[str] = []
         if not self.outputs:  # every tensor that is asked for is an input, and the runtime takes no such model
             return
@@ -127,6 +128,11 @@ def fitting_batch(session: Session, data: Dataset) -> int:
     feed = next(iter(data.batches(1)))
     outputs = session.run(feed).values()
     held = sum(value.nbytes for value in outputs if isinstance(value, np.ndarray))  # a sequence is a list
+    return batch_of(held)
+
+
+def batch_of(held: int) -> int:
+    """How many samples fit into the memory for captured tensors where each takes so many bytes."""
     return int(np.clip(buffer_bytes(CAPTURE_BYTES) // max(held, 1), 1, LARGEST_BATCH))
 
 
