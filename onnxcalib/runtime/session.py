@@ -27,8 +27,8 @@ from onnxcalib.runtime.trial import LEVELS, is_risky, try_levels
 Tensors = dict[str, npt.NDArray[Any]]
 
 # Captured tensors of one batch stay below this, whatever the number of samples.
-CAPTURE_BYTES = 96 * 2**20
-LARGEST_BATCH = 64
+CAPTURE_BYTES = 16 * 2**20
+LARGEST_BATCH = 16  # more is no faster, and what lies between captured tensors takes as much more memory
 SEES_FOLDER = (1, 21)  # the version from which onnxruntime is told where the files of weights lie
 
 
