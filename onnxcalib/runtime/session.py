@@ -53,9 +53,10 @@ class Session:
     ) -> None:
         options = new_options()
         provider = provider or chosen()
-        if provider != CPU:
-            options.enable_mem_pattern = False  # DirectML takes no other, and shapes that vary gain nothing by it
         options.enable_cpu_mem_arena = pool and has_room_for_pools()
+        # A block for all tensors of a run lies beside those of the first run, and is no faster where it is not pooled;
+        # DirectML takes none.
+        options.enable_mem_pattern = options.enable_cpu_mem_arena and provider == CPU
         options.intra_op_num_threads = threads
         # Threads that spin between runs would take the cores from other sessions, and from what is made of a result.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
