@@ -27,7 +27,7 @@ from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_i
 from onnxcalib.runtime.threads import default_workers, in_threads
 
 DISK_BYTES = 4 * 2**30  # of what histograms take of all tensors
-BUFFER_BYTES = 32 * 2**20  # of that, in memory: files of single rows take longer to write than to compute
+BUFFER_BYTES = 8 * 2**20  # of that, in memory: files of single rows take longer to write than to compute
 EXTREME_SAMPLES = 16  # that are remembered
 
 Take = Callable[[str, Array, int], None]  # a tensor's batch, and how many samples it has
@@ -138,16 +138,19 @@ def _check_finite(extremes: Mapping[str, Extremes], source: str) -> None:
 
 
 def _passed(names: Sequence[str], take: Take, session: Session, data: Dataset, batch: int) -> Iterator[int]:
-    """One pass over the data, of which every core takes some of the tensors; gives the samples of each batch."""
-    workers = default_workers()
+    """One pass over the data; gives the samples of each batch, of which nothing is left when the next one is run."""
     for feed in data.batches(batch):
-        samples, tensors, counts = samples_in(feed, data), session.run(feed), positions_that_count(feed)
-
-        def update(
-            first: int, tensors: Tensors = tensors, samples: int = samples, counts: Counts | None = counts
-        ) -> None:
-            for name in names[first::workers]:
-                take(name, repeated(tensors[name], counts), samples)
-
-        in_threads(update, range(workers))
+        samples = samples_in(feed, data)
+        _share(names, take, session.run(feed), samples, positions_that_count(feed))
         yield samples
+
+
+def _share(names: Sequence[str], take: Take, tensors: Tensors, samples: int, counts: Counts | None) -> None:
+    """Every core takes some of the tensors."""
+    workers = default_workers()
+
+    def update(first: int) -> None:
+        for name in names[first::workers]:
+            take(name, repeated(tensors[name], counts), samples)
+
+    in_threads(update, range(workers))

@@ -1,8 +1,8 @@
-"""Tensors of the float model and of the file on some samples, on disk while layers are looked at one by one."""
+"""What layers make in the float model, in the file, and in the file when the float model feeds them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,82 +12,102 @@ import onnx
 from onnxcalib.algorithms.held import Held
 from onnxcalib.data import Dataset
 from onnxcalib.data.padding import positions_that_count
-from onnxcalib.model.subgraph import with_outputs
-from onnxcalib.numerics.losses import ModelLoss, Reference, kept_of
+from onnxcalib.model.subgraph import Cutter, Part, with_outputs
+from onnxcalib.numerics.losses import Reference
 from onnxcalib.numerics.positions import Counts
-from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_in
+from onnxcalib.numerics.quant_params import Array
+from onnxcalib.runtime.session import Session, Tensors, batch_of, samples_in
 
 
-class Batch(NamedTuple):
-    """What is known of some samples."""
+class Twin(NamedTuple):
+    """A tensor of the file, and the one of the float model that it stands for."""
 
-    floats: Tensors  # inputs, outputs of the float model, and what was asked for
-    quantized: Tensors  # what was asked for of the file
-    kept: Reference  # what the loss looks at
+    tensor: str
+    columns: int | None  # of a tensor that is a matrix in the file alone
+
+    def as_read(self, value: Array) -> Array:
+        """The float model's value as the file has it."""
+        return value if self.columns is None else value.reshape(-1, self.columns)
+
+
+Twins = Mapping[str, Twin]
+
+
+class Seen(NamedTuple):
+    """One batch of samples, by the names of the model that made each."""
+
+    floats: Tensors  # inputs, outputs, and what was asked for
+    quantized: Tensors
+    alone: Tensors  # of layers of the file that the float model fed
     counts: Counts | None
     samples: int
 
 
-@dataclass
-class Both:
-    """The float model and the file; the loss of the file is gathered with the first tensors that are captured."""
+class Outputs(NamedTuple):
+    """The float model's, what a loss looks at of them, and positions that count."""
 
-    teacher: onnx.ModelProto
-    file: onnx.ModelProto
-    data: Dataset
-    loss: ModelLoss
-    batch: int = 1
-    samples: int = 0
+    tensors: Tensors
+    kept: Reference
+    counts: Counts | None
 
-    def measure(self, floats: Collection[str], quantized: Collection[str]) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes of tensors on one sample; a batch of all of them fits into memory."""
-        sessions = showing(self.teacher, floats), showing(self.file, quantized)
-        self.batch = min(fitting_batch(session, self.data) for session in sessions)
-        feed = next(iter(self.data.batches(1)))
-        found = [{name: getattr(value, "nbytes", 0) for name, value in it.run(feed).items()} for it in sessions]
-        return found[0], found[1]
 
-    def capture(self, floats: Collection[str], quantized: Collection[str], folder: Path) -> Captured:
-        """Runs both models once."""
-        sessions = showing(self.teacher, floats), showing(self.file, quantized)
-        outputs = [value.name for value in self.teacher.graph.output]
-        names = [name for name in sessions[0].outputs if name in floats and name not in outputs], list(quantized)
-        files = [
-            {name: _new(folder / f"{side}_{place}.npy") for place, name in enumerate(each)}
-            for side, each in enumerate(names)
-        ]
-        found = Captured(self, files[0], files[1], [])
-        is_first = self.samples == 0
-        for feed in self.data.batches(self.batch):
-            made, counts = [session.run(feed) for session in sessions], positions_that_count(feed)
-            kept = kept_of({**feed, **made[0]}, self.loss.kinds, counts)
-            if is_first:
-                self.loss.update(kept, {**feed, **made[1]}, counts=counts)
-                self.samples += samples_in(feed, self.data)
-            found.outputs.append(({name: made[0][name] for name in outputs}, kept))
-            for held, tensors in zip(files, made, strict=True):
-                for name, each in held.items():
-                    each.append(tensors[name])
-        return found
+class Watched:
+    """Both models with what layers make among their outputs, and the layers of the file cut off from each other."""
+
+    def __init__(
+        self, model: onnx.ModelProto, floats: Collection[str], file: Cutter, parts: Mapping[str, Part]
+    ) -> None:
+        self._models = [showing(model, floats), showing(file.model, list(parts))]
+        self._parts = [Session(file.together(group)) for group in _apart(list(parts.values()))]
+
+    def run(self, data: Dataset, size: int, reads: Twins, take: Callable[[Seen], None]) -> None:
+        """Hands every batch over, of which nothing is left when the next one is run."""
+        for feed in data.batches(size):
+            take(self._seen(feed, reads, samples_in(feed, data)))
+
+    def measure(self, data: Dataset, reads: Twins) -> tuple[dict[str, int], int]:
+        """Bytes of what the float model makes of one sample, and how many samples' tensors fit into memory."""
+        seen = self._seen(next(iter(data.batches(1))), reads, 1)
+        held = [{name: getattr(value, "nbytes", 0) for name, value in made.items()} for made in seen[:3]]
+        return held[0], batch_of(sum(sum(sizes.values()) for sizes in held))
+
+    def close(self) -> None:
+        """Lets go of its sessions."""
+        self._models, self._parts = [], []
+
+    def _seen(self, feed: Tensors, reads: Twins, samples: int) -> Seen:
+        floats, quantized = ({**feed, **session.run(feed)} for session in self._models)
+        alone: Tensors = {}
+        for session in self._parts:  # what a part of the file reads is the float model's
+            alone |= session.run({name: reads[name].as_read(floats[reads[name].tensor]) for name in session.inputs})
+        return Seen(floats, quantized, alone, positions_that_count(feed), samples)
 
 
 @dataclass(frozen=True)
 class Captured:
-    """The files of the tensors, and outputs in memory."""
+    """What is fed to what follows layers, in files; outputs and what losses look at, in memory."""
 
-    both: Both
-    floats: Mapping[str, Held]
-    quantized: Mapping[str, Held]
-    outputs: list[tuple[Tensors, Reference]]
+    made: Mapping[str, Held]  # by quantized layers alone
+    fed: Mapping[str, Held]
+    outputs: list[Outputs]
 
-    def batches(self, floats: Collection[str], quantized: Sequence[str]) -> Iterator[Batch]:
-        """The named tensors, batch by batch."""
-        own = {name: self.floats[name].batches() for name in floats if name in self.floats}
-        made = {name: self.quantized[name].batches() for name in quantized}
-        for feed, (outputs, kept) in zip(self.both.data.batches(self.both.batch), self.outputs, strict=True):
-            tensors = {**feed, **outputs, **{name: next(stream) for name, stream in own.items()}}
-            twins = {name: next(stream) for name, stream in made.items()}
-            yield Batch(tensors, twins, kept, positions_that_count(feed), samples_in(feed, self.both.data))
+    @classmethod
+    def within(cls, folder: Path, made: Collection[str], fed: Collection[str]) -> Captured:
+        """Nothing yet."""
+        return cls(_files(made, folder / "made"), _files(fed, folder / "fed"), [])
+
+    def append(self, made: Tensors, seen: Seen, outputs: Outputs) -> None:
+        """Takes a batch."""
+        for files, tensors in ((self.made, made), (self.fed, seen.floats)):
+            for name, held in files.items():
+                held.append(tensors[name])
+        self.outputs.append(outputs)
+
+    def batches(self, made: str, fed: Sequence[str]) -> Iterator[tuple[Tensors, Outputs]]:
+        """What a layer made and what else is fed, and the float model's outputs."""
+        streams = {name: self.fed[name].batches() for name in fed} | {made: self.made[made].batches()}
+        for outputs in self.outputs:
+            yield {name: next(stream) for name, stream in streams.items()}, outputs
 
 
 def showing(model: onnx.ModelProto, names: Collection[str]) -> Session:
@@ -98,6 +118,24 @@ def showing(model: onnx.ModelProto, names: Collection[str]) -> Session:
     return Session(with_outputs(model, [*outputs, *shown]))
 
 
-def _new(path: Path) -> Held:
-    path.touch()
-    return Held(path)
+def _files(names: Collection[str], folder: Path) -> dict[str, Held]:
+    folder.mkdir()
+    held = {name: Held(folder / f"{place}.npy") for place, name in enumerate(names)}
+    for each in held.values():
+        each.path.touch()
+    return held
+
+
+def _apart(parts: Sequence[Part]) -> list[list[Part]]:
+    """Groups of parts of which none makes what another is fed: two are enough for a chain."""
+    groups, sets = list[list[Part]](), list[tuple[set[str], set[str]]]()
+    for part in parts:
+        free = (it for it, (made, fed) in enumerate(sets) if made.isdisjoint(part.fed) and fed.isdisjoint(part.made))
+        place = next(free, len(groups))
+        if place == len(groups):
+            groups.append([])
+            sets.append((set(), set()))
+        groups[place].append(part)
+        sets[place][0].update(part.made)
+        sets[place][1].update(part.fed)
+    return groups

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxcalib.analysis.captured import Both, Captured
+from onnxcalib.analysis.captured import Captured, Outputs, Seen, Twin, Twins, Watched
 from onnxcalib.data import Dataset, Preprocess, first, open_data, shuffled
 from onnxcalib.errors import ModelError
 from onnxcalib.model.equalize import equalized_as
@@ -24,12 +24,13 @@ from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs, typed
 from onnxcalib.model.subgraph import Cutter
 from onnxcalib.numerics.fit import in_shape
-from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, sqnr_db
+from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, kept_of, sqnr_db
+from onnxcalib.numerics.output_kind import Kinds
 from onnxcalib.numerics.positions import counted
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import Recipe
-from onnxcalib.runtime.session import Session, Tensors
+from onnxcalib.runtime.session import Session
 from onnxcalib.runtime.threads import ahead, default_workers
 from onnxcalib.targets import find_target
 
@@ -87,47 +88,83 @@ def diagnose(
     disk_bytes: int = DISK_BYTES,
     samples: int = SAMPLES,
 ) -> Diagnosis:
-    """Requires a file that was made from the model; both run once on a few samples, then layer after layer.
+    """Requires a file that was made from the model; both run once on a few samples, then what follows each layer.
 
-    What layers read lies on disk meanwhile, and what comes after one is open for as long as it is looked at.
+    What it is fed lies on disk meanwhile, and what comes after a layer is open for as long as it is looked at.
     """
     teacher, data = typed(model.proto), first(data, samples)
-    pairs, kinds = Pairs(teacher, file.proto, layers), find_output_kinds(teacher)
-    cutters, known = (Cutter(teacher), Cutter(file.proto)), {layer.name for layer in file.layers}
+    kinds, cutters = find_output_kinds(teacher), (Cutter(teacher), Cutter(file.proto))
+    pairs, known = Pairs(teacher, file.proto, layers), {layer.name for layer in file.layers}
     probes = [
         _Probe(*cutters, layer, pairs, ModelLoss(kinds, temperature=TEMPERATURE))
         for layer in layers
         if layer.name in known and layer.summed in pairs.quantized_of
     ]
-    both = Both(teacher, file.proto, data, ModelLoss(kinds, temperature=TEMPERATURE))
-    sizes = both.measure([name for probe in probes for name in probe.floats], [probe.output for probe in probes])
     # What follows a layer runs once for each: on fewer samples where there are many, so that all of it stays linear.
-    most = max(samples * MANY_LAYERS // max(len(probes), 1), LEAST_SAMPLES)
-    found = list[LayerDiagnosis]()
-    for chunk in _chunks(probes, *sizes, disk_bytes / max(len(data), 1)):
+    most = min(max(samples * MANY_LAYERS // max(len(probes), 1), LEAST_SAMPLES), len(data))
+    watched = _watched(probes, *cutters)
+    sizes, size = watched.measure(data, pairs.twins)
+    whole, found = _Whole(kinds, [value.name for value in teacher.graph.output], most), list[LayerDiagnosis]()
+    for chunk in _chunks(probes, sizes, disk_bytes / max(most, 1)):
+        if len(chunk) < len(probes):
+            watched = _watched(chunk, *cutters)
         with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
-            names = dict.fromkeys(name for probe in chunk for name in probe.floats)
-            captured = both.capture(names, [probe.output for probe in chunk], Path(folder))
+            captured = whole.capture(watched, chunk, data, size, pairs.twins, Path(folder))
+            watched.close()  # its memory is free for what follows layers
             # As many layers at a time as there are cores: to open what follows one takes as long as to run it.
-            for each in ahead(partial(_Probe.diagnosis, captured=captured, most=most), chunk, default_workers()):
+            for each in ahead(partial(_Probe.diagnosis, captured=captured), chunk, default_workers()):
                 found.append(each)
                 progress("diagnose", len(found), len(probes))
-    return Diagnosis(both.samples, both.loss.value, tuple(found), min(most, both.samples))
+    return Diagnosis(whole.samples, whole.loss.value, tuple(found), min(most, whole.samples))
 
 
-def _chunks(
-    probes: Sequence[_Probe], floats: Mapping[str, int], quantized: Mapping[str, int], most: float
-) -> Iterator[list[_Probe]]:
+class _Whole:
+    """The loss of the file, which is gathered with the first tensors that are captured."""
+
+    def __init__(self, kinds: Kinds, outputs: Sequence[str], most: int) -> None:
+        self.kinds, self.outputs, self.most = kinds, outputs, most
+        self.loss, self.samples = ModelLoss(kinds, temperature=TEMPERATURE), 0
+
+    def capture(
+        self, watched: Watched, probes: Sequence[_Probe], data: Dataset, size: int, reads: Twins, folder: Path
+    ) -> Captured:
+        """Runs both models once: adds up the noise of layers, and keeps what is fed to what follows them."""
+        fed = dict.fromkeys(name for probe in probes for name in probe.fed)
+        found = Captured.within(folder, [probe.reference for probe in probes], fed)
+        is_first, seen = not self.samples, 0
+
+        def take(batch: Seen) -> None:
+            nonlocal seen
+            outputs = {name: batch.floats[name] for name in self.outputs}
+            kept = kept_of(outputs, self.kinds, batch.counts)
+            if is_first:
+                self.loss.update(kept, batch.quantized, counts=batch.counts)
+                self.samples += batch.samples
+            made = {probe.reference: probe.compare(batch) for probe in probes}
+            if seen < self.most:
+                found.append(made, batch, Outputs(outputs, kept, batch.counts))
+            seen += batch.samples
+
+        watched.run(data, size, reads, take)
+        return found
+
+
+def _watched(probes: Sequence[_Probe], model: Cutter, file: Cutter) -> Watched:
+    floats = [name for probe in probes for name in (*probe.reads, probe.reference, *probe.fed)]
+    return Watched(model.model, floats, file, {probe.output: probe.part for probe in probes})
+
+
+def _chunks(probes: Sequence[_Probe], sizes: Mapping[str, int], most: float) -> Iterator[list[_Probe]]:
     """Layers in order whose tensors fit on disk together; one chunk at least, for the loss of the whole."""
     chunk, held, taken = list[_Probe](), set[str](), 0
     for probe in probes:
-        wider = held | set(probe.floats)
-        taken += quantized.get(probe.output, 0)
-        if chunk and taken + sum(floats.get(name, 0) for name in wider) > most:
+        more = sizes.get(probe.reference, 0) + sum(sizes.get(name, 0) for name in probe.fed if name not in held)
+        if chunk and taken + more > most:
             yield chunk
-            chunk, wider, taken = [], set(probe.floats), quantized.get(probe.output, 0)
+            chunk, held, taken = [], set(), 0
         chunk.append(probe)
-        held = wider
+        held.update(probe.fed)
+        taken += more
     yield chunk
 
 
@@ -138,15 +175,16 @@ class Pairs:
         nodes = {node.name: node for node in model.graph.node}
         biased = {layer.name: layer for layer in layers if layer.bias_node is not None}
         self.float_of = {value.name: value.name for value in quantized.graph.input}
-        self.columns: dict[str, int] = {}  # of tensors that are matrices in the file
+        columns: dict[str, int] = {}  # of tensors that are matrices in the file
         for node in quantized.graph.node:
             twin = nodes.get(node.name)
             if twin is not None and twin.op_type == node.op_type:
                 self.float_of |= dict(zip(node.output, twin.output, strict=False))
             elif twin is not None and node.op_type == "Gemm" and node.name in biased:
                 layer = biased[node.name]
-                self.float_of[node.output[0]], self.columns[node.output[0]] = layer.summed, layer.channels
+                self.float_of[node.output[0]], columns[node.output[0]] = layer.summed, layer.channels
         self.quantized_of = {name: twin for twin, name in self.float_of.items()}
+        self.twins = {name: Twin(twin, columns.get(name)) for name, twin in self.float_of.items()}
 
 
 class _Probe:
@@ -156,41 +194,37 @@ class _Probe:
         self.name, self.reference = layer.name, layer.summed
         self.output = pairs.quantized_of[layer.summed]
         # What lies between a MatMul and its bias is inside the layer.
-        self._model, self._file = model, file
-        self._outside = set(pairs.float_of) - {pairs.quantized_of.get(layer.output)}
-        self.reads = {name: pairs.float_of[name] for name in file.upstream([self.output], self._outside)[1]}
-        self.columns, self.fed, self.loss = pairs.columns, model.fed_after(layer.summed), loss
+        inner = [pairs.quantized_of[layer.output]] if layer.output in pairs.quantized_of else []
+        self.part = file.part([self.output], pairs.twins, inner)
+        self.reads = [pairs.twins[name].tensor for name in self.part.fed]
+        self.fed, self.loss, self._model = model.fed_after(layer.summed), loss, model
+        self._signal = self._noise = self._own = 0.0
 
-    @property
-    def floats(self) -> list[str]:
-        """The tensors of the float model that are looked at."""
-        return [*self.reads.values(), self.reference, *self.fed]
+    def compare(self, seen: Seen) -> Array:
+        """Adds a batch's noise up, and gives what the layer makes of the float model's tensors."""
+        exact = seen.floats[self.reference]
+        met, made = (each[self.output] for each in (seen.quantized, seen.alone))
+        if made.ndim != exact.ndim:  # a matrix in the file alone
+            met, made = met.reshape(exact.shape), made.reshape(exact.shape)
+        rows = counted(exact, seen.counts)
+        self._signal += _energy(rows)
+        self._noise += _energy(rows - in_shape(rows.shape, counted(met, seen.counts)))
+        self._own += _energy(rows - counted(made, seen.counts))
+        return made
 
-    def diagnosis(self, captured: Captured, most: int) -> LayerDiagnosis:
-        """The layer on all samples, and what comes after it on so many of them."""
-        alone = Session(self._file.upstream([self.output], self._outside)[0], threads=1)
+    def diagnosis(self, captured: Captured) -> LayerDiagnosis:
+        """What the layer costs, by what comes after it."""
         rest, _ = self._model.after(self.reference)
         following = Session(rest, threads=1) if rest is not None else None
-        signal = noise = own = 0.0
-        done = 0
-        for floats, quantized, kept, counts, samples in captured.batches(self.floats, [self.output]):
-            fed = {name: self._as_read(name, floats[twin]) for name, twin in self.reads.items()}
-            made = {self.reference: self._as_made(alone.run(fed)[self.output], floats)}
-            reference = counted(floats[self.reference], counts).astype(np.float64)
-            signal += float((reference**2).sum())
-            met = in_shape(reference.shape, counted(self._as_made(quantized[self.output], floats), counts))
-            noise += float(((reference - met) ** 2).sum())
-            own += float(((reference - counted(made[self.reference], counts)) ** 2).sum())
-            if done < most:
-                if following is not None:
-                    made |= following.run({**made, **{name: floats[name] for name in self.fed}})
-                # Outputs that do not depend on the layer are the float model's own.
-                self.loss.update(kept, floats | made, counts=counts)
-            done += samples
-        return LayerDiagnosis(self.name, sqnr_db(signal, noise), sqnr_db(signal, own), self.loss.value)
+        for tensors, (outputs, kept, counts) in captured.batches(self.reference, self.fed):
+            made = {self.reference: tensors[self.reference]}
+            if following is not None:
+                made |= following.run(tensors)
+            # Outputs that do not depend on the layer are the float model's own.
+            self.loss.update(kept, outputs | made, counts=counts)
+        met, alone = (sqnr_db(self._signal, each) for each in (self._noise, self._own))
+        return LayerDiagnosis(self.name, met, alone, self.loss.value)
 
-    def _as_read(self, name: str, value: Array) -> Array:
-        return value.reshape(-1, self.columns[name]) if name in self.columns else value
 
-    def _as_made(self, value: Array, floats: Tensors) -> Array:
-        return value.reshape(floats[self.reference].shape) if self.output in self.columns else value
+def _energy(values: Array) -> float:
+    return float(np.einsum("i,i->", values.ravel(), values.ravel(), dtype=np.float64))

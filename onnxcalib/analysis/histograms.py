@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from onnxcalib.model.layers import Layer, weights_of
 from onnxcalib.model.placement import InsertionPoints, QuantizedTensor
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.quantized import QuantizedFile, QuantizedLayer
+from onnxcalib.model.shapes import typed
+from onnxcalib.model.subgraph import upstream
 from onnxcalib.numerics.quant_params import Array, QuantParams, dequantize
 from onnxcalib.numerics.statistics import TensorStatistics
 from onnxcalib.progress import silent
@@ -55,7 +57,8 @@ def layer_histograms(
 ) -> list[LayerHistograms]:
     """Requires layers that the file has quantized."""
     wanted = {layer.input: QuantizedTensor(layer.input, (), shared=False) for layer in layers}
-    read = calibrate(model, InsertionPoints(wanted), first(data, SAMPLES), silent).tensors
+    before = replace(model, proto=upstream(typed(model.proto), list(wanted))[0])
+    read = calibrate(before, InsertionPoints(wanted), first(data, SAMPLES), silent).tensors
     quantized = {layer.name: layer for layer in file.layers}
     weights = weights_of(model, [layer.weight for layer in layers])
     return [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Container, Sequence
+from dataclasses import dataclass, replace
 
 import onnx
 
@@ -47,6 +47,16 @@ def after(model: onnx.ModelProto, tensor: str) -> tuple[onnx.ModelProto | None, 
     return Cutter(model).after(tensor)
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some nodes of a model: what makes the named tensors out of those that it is fed."""
+
+    names: tuple[str, ...]
+    fed: tuple[str, ...]
+    nodes: frozenset[str]
+    made: frozenset[str]
+
+
 class Cutter:
     """Cuts many parts out of one model, which is indexed once."""
 
@@ -54,19 +64,33 @@ class Cutter:
         self.model, self.index = model, GraphIndex(model.graph)
         self._varying, _ = self.index.downstream(self.index.inputs)  # all others are constants that a runtime folds
 
-    def upstream(self, names: Sequence[str], known: Collection[str] = ()) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    def upstream(self, names: Sequence[str], known: Container[str] = ()) -> tuple[onnx.ModelProto, tuple[str, ...]]:
         """What makes the named float tensors out of known ones and the model's inputs, and which of these it reads."""
+        part = self.part(names, known)
+        return self.together([part]), part.fed
+
+    def part(self, names: Sequence[str], known: Container[str] = (), through: Collection[str] = ()) -> Part:
+        """The same, to be cut out later; of known tensors it goes through some."""
         inside, fed, todo = set[str](), dict[str, None](), list(names)
+        made = set[str]()
         while todo:
             name = todo.pop()
             maker = self.index.producers.get(name)
-            if name in self.index.inputs or (name in known and name not in names):
+            if name in self.index.inputs or (name in known and name not in names and name not in through):
                 fed[name] = None
             elif maker is not None and maker.name not in inside:
                 inside.add(maker.name)
+                made.update(maker.output)
                 todo.extend(GraphIndex.reads(maker))
+        return Part(tuple(names), tuple(fed), frozenset(inside), frozenset(made))
+
+    def together(self, parts: Sequence[Part]) -> onnx.ModelProto:
+        """Several parts as one model; none may make what another is fed."""
+        inside = frozenset[str]().union(*(part.nodes for part in parts))
         nodes = [node for node in self.model.graph.node if node.name in inside]
-        return model_of(self.model, nodes, tuple(fed), names), tuple(fed)
+        fed = dict.fromkeys(name for part in parts for name in part.fed)
+        names = dict.fromkeys(name for part in parts for name in part.names)
+        return model_of(self.model, nodes, tuple(fed), tuple(names))
 
     def after(self, tensor: str) -> tuple[onnx.ModelProto | None, tuple[str, ...]]:
         """What depends on a tensor, as a model, and the other tensors that it must be fed; None if nothing does."""

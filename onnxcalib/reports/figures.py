@@ -89,11 +89,11 @@ def sensitivity(report: ReportData) -> Drawing | None:
     drawn, axes = drawing("sensitivity", caption, 3.6)
     wide = 5 if len(table["layers"]) <= FEW else 3
     for choice, colour, marker in zip(choices, (FIRST, SECOND, THIRD, MUTED, INK), "osD^v", strict=False):
-        for place, row in enumerate(table["layers"]):
-            if choice in row["losses"]:
-                loss = row["losses"][choice]
-                (dot,) = axes.plot([place], [max(loss, floor)], marker, color=colour, ms=wide)
-                drawn.tip(dot, f"{row['layer']} at {choice}: {loss:.3g}")
+        known = [(place, row["layer"], row["losses"].get(choice)) for place, row in enumerate(table["layers"])]
+        known = [each for each in known if each[2] is not None]
+        places, losses = [place for place, _, _ in known], [max(loss, floor) for _, _, loss in known]
+        (dots,) = axes.plot(places, losses, marker, color=colour, ms=wide)
+        drawn.tip_dots(dots, [f"{name} at {choice}: {loss:.3g}" for _, name, loss in known])
         axes.plot([], [], marker, color=colour, label=unread(choice))
     axes.set_yscale("log")
     axes.set_ylim(bottom=floor / 1.6)
@@ -140,12 +140,11 @@ def noise(report: ReportData) -> Drawing | None:
     )
     for key, label, colour, marker in series:
         known = [(place, row) for place, row in enumerate(rows) if row[key] is not None]
+        places, values = [place for place, _ in known], [row[key] for _, row in known]
         if key == "sqnr_db" or not many:  # many layers' own noise, joined, would hide the other
-            line = [row[key] for _, row in known]
-            axes.plot([place for place, _ in known], line, "-", color=colour, lw=1.1, alpha=0.6)
-        for place, row in known:
-            (dot,) = axes.plot([place], [row[key]], marker, color=colour, ms=2.5 if many else 4.5)
-            drawn.tip(dot, f"{row['layer']} ({row['bits']}): {row[key]:.1f} dB, {label}")
+            axes.plot(places, values, "-", color=colour, lw=1.1, alpha=0.6)
+        (dots,) = axes.plot(places, values, marker, color=colour, ms=2.5 if many else 4.5)
+        drawn.tip_dots(dots, [f"{row['layer']} ({row['bits']}): {row[key]:.1f} dB, {label}" for _, row in known])
         axes.plot([], [], marker, color=colour, label=label)
     axes.set_ylabel("SQNR, dB")
     axes.grid(axis="y")

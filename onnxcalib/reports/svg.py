@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ STYLE = {
     "legend.frameon": False,
 }
 WIDTH = 9.2  # inches
+SVG_DPI, PNG_DPI = 72, 120
 
 
 @dataclass
@@ -48,12 +49,19 @@ class Drawing:
     caption: str
     figure: Any
     tips: dict[str, str] = field(default_factory=dict)
+    dots: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def tip(self, artist: Any, text: str) -> None:
         """Gives a shape a tooltip."""
         key = f"tip{len(self.tips)}"
         artist.set_gid(key)
         self.tips[key] = text
+
+    def tip_dots(self, line: Any, texts: Sequence[str]) -> None:
+        """Gives each marker of a line a tooltip; lines of one marker each would take many times as long to draw."""
+        key = f"dots{len(self.dots)}"
+        line.set_gid(key)
+        self.dots[key] = texts
 
 
 @dataclass(frozen=True)
@@ -76,21 +84,42 @@ def drawing(name: str, caption: str, height: float, *grid: int, **settings: Any)
 def finish(drawn: Drawing) -> Picture:
     """Writes the figure out and lets go of it."""
     plt = pyplot()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     with plt.rc_context({**STYLE, "svg.hashsalt": drawn.name}):
         text, image = io.StringIO(), io.BytesIO()
-        drawn.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-        drawn.figure.set_layout_engine("none")  # laid out by now; once more would take as long again
-        drawn.figure.savefig(image, format="png", dpi=120)
+        # Not by savefig, which draws all of it once more for each file before it writes that.
+        _laid_out(drawn.figure, FigureCanvasSVG).print_svg(text, metadata={"Date": None, "Creator": None})
+        drawn.figure.set_dpi(PNG_DPI)
+        FigureCanvasAgg(drawn.figure).print_png(image)
         plt.close(drawn.figure)
-    svg = _with_tips(text.getvalue(), drawn.tips)
+    svg = _with_tips(text.getvalue(), drawn.tips, drawn.dots)
     return Picture(drawn.name, drawn.caption, _inlined(svg, drawn.name, drawn.caption), svg, image.getvalue())
 
 
-def _with_tips(svg: str, tips: Mapping[str, str]) -> str:
-    def explained(match: re.Match[str]) -> str:
-        return f"{match.group(0)}<title>{html.escape(printable(tips[match.group(1)]))}</title>"
+def _laid_out(figure: Any, canvas: Callable[[Any], Any]) -> Any:
+    """The canvas of a figure that is laid out once, for all files that are made of it."""
+    figure.set_dpi(SVG_DPI)
+    made = canvas(figure)
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine("none")
+    return made
 
-    return re.sub(r'<g id="(tip\d+)">', explained, svg)
+
+def _with_tips(svg: str, tips: Mapping[str, str], dots: Mapping[str, Sequence[str]]) -> str:
+    def title(text: str) -> str:
+        return f"<title>{html.escape(printable(text))}</title>"
+
+    def explained(match: re.Match[str]) -> str:
+        return f"{match.group(0)}{title(tips[match.group(1)])}"
+
+    def each_explained(match: re.Match[str]) -> str:
+        texts = iter(dots[match.group(1)])
+        return re.sub(r"(<use [^>]*)/>", lambda use: f"{use.group(1)}>{title(next(texts))}</use>", match.group(0))
+
+    svg = re.sub(r'<g id="(tip\d+)">', explained, svg)
+    return re.sub(r'<g id="(dots\d+)">.*?</g>', each_explained, svg, flags=re.DOTALL)
 
 
 def _inlined(svg: str, name: str, caption: str) -> str:

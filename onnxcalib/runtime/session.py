@@ -27,8 +27,8 @@ from onnxcalib.runtime.trial import LEVELS, is_risky, try_levels
 Tensors = dict[str, npt.NDArray[Any]]
 
 # Captured tensors of one batch stay below this, whatever the number of samples.
-CAPTURE_BYTES = 96 * 2**20
-LARGEST_BATCH = 64
+CAPTURE_BYTES = 16 * 2**20
+LARGEST_BATCH = 16  # more is no faster, and what lies between captured tensors takes as much more memory
 SEES_FOLDER = (1, 21)  # the version from which onnxruntime is told where the files of weights lie
 
 
@@ -53,9 +53,10 @@ class Session:
     ) -> None:
         options = new_options()
         provider = provider or chosen()
-        if provider != CPU:
-            options.enable_mem_pattern = False  # DirectML takes no other, and shapes that vary gain nothing by it
         options.enable_cpu_mem_arena = pool and has_room_for_pools()
+        # A block for all tensors of a run lies beside those of the first run, and is no faster where it is not pooled;
+        # DirectML takes none.
+        options.enable_mem_pattern = options.enable_cpu_mem_arena and provider == CPU
         options.intra_op_num_threads = threads
         # Threads that spin between runs would take the cores from other sessions, and from what is made of a result.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -64,6 +65,7 @@ class Session:
         # In the order of the file: by default what measures a tensor runs last, and all of them wait for it in memory.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         self.source, self.outputs = source, [value.name for value in model.graph.output]
+        self.inputs = [value.name for value in model.graph.input]
         self._passed: list[str] = []
         if not self.outputs:  # every tensor that is asked for is an input, and the runtime takes no such model
             return
@@ -127,6 +129,11 @@ def fitting_batch(session: Session, data: Dataset) -> int:
     feed = next(iter(data.batches(1)))
     outputs = session.run(feed).values()
     held = sum(value.nbytes for value in outputs if isinstance(value, np.ndarray))  # a sequence is a list
+    return batch_of(held)
+
+
+def batch_of(held: int) -> int:
+    """How many samples fit into the memory for captured tensors where each takes so many bytes."""
     return int(np.clip(buffer_bytes(CAPTURE_BYTES) // max(held, 1), 1, LARGEST_BATCH))
 
 

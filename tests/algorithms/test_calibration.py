@@ -67,7 +67,7 @@ def test_a_second_pass_finds_what_one_finds_with_room_on_disk() -> None:
             twice[name].low, twice[name].high, twice[name].mean_low, twice[name].mean_high,
         )  # fmt: skip
         np.testing.assert_array_equal(found.counts, twice[name].counts)
-        np.testing.assert_array_equal(found.relative, twice[name].relative)
+        np.testing.assert_allclose(found.relative, twice[name].relative, 1e-12)  # batches are added up in another order
 
 
 def test_padding_is_left_out_of_ranges() -> None:
