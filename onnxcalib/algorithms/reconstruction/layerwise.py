@@ -21,8 +21,8 @@ from onnxcalib.executors.workers import Workers
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.qdq import write_plain
-from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.model.qdq import write_plain_part
+from onnxcalib.model.subgraph import upstream, with_outputs
 from onnxcalib.numerics.quant_params import UNBOUNDED, QuantParams
 from onnxcalib.plan import Candidates, LayerParams, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
@@ -239,15 +239,20 @@ class Layerwise:
     ) -> Optimised:
         start, qparams = plan.layers[layer.name], plan.layer_input(layer.input)
         problem = self.trainer.problem(layer, plan.precisions[layer.name], start, qparams)
-        return self.trainer.optimised(problem, (inputs, targets), default_workers())
+        # Two at least: one alone would sum gradients in another order.
+        return self.trainer.optimised(problem, (inputs, targets), max(default_workers(), 2))
 
     def _capture_input(self, plan: QuantPlan, layer: Layer, known: dict[str, DiskActivations], folder: Path) -> None:
         """Adds the layer's input to the known tensors of the network whose earlier layers are trained."""
         if layer.input in known:
             return
-        quantized = write_plain(self.trainer.model, self.trainer.layers, plan, self.trainer.target)
-        qparams = {layer.input: plan.shared[layer.input]} if layer.input in plan.shared else {}
-        known |= capture(quantized, [layer.input], self.trainer.data, folder, qparams, known)
+        trainer, name = self.trainer, layer.input
+        qparams = {name: plan.shared[name]} if name in plan.shared else {}
+        part = trainer.model.proto
+        if all(name != value.name for value in part.graph.input):
+            before, _ = upstream(part, [name], known)
+            part = write_plain_part(trainer.model, before, trainer.layers, plan, trainer.target)
+        known |= capture(part, [name], trainer.data, folder, qparams, known)
 
     def _chunks(self, at_once: int = 1) -> Iterator[list[Layer]]:
         """Layers in order whose inputs and targets, of so many chunks at once, fit on disk together."""
