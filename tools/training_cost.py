@@ -139,9 +139,8 @@ def measure(model: Path, data: Path, bits: str, edge_bits: int | None, compressi
             )
     if steps < DEFAULTS["steps"]:
         more, stepped = DEFAULTS["steps"] / steps, sum(line["step"] for line in lines)
-        print(
-            f"  at {DEFAULTS['steps']} steps, if each takes as long: {_shares(lines, cpu / more + (1 - 1 / more) * stepped)}"
-        )
+        whole = cpu / more + (1 - 1 / more) * stepped
+        print(f"  at {DEFAULTS['steps']} steps, if each takes as long: {_shares(lines, whole)}")
 
 
 def _shares(lines: list[dict[str, Any]], cpu: float) -> str:
