@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -31,7 +32,7 @@ from onnxcalib.progress import Event
 from onnxcalib.recipe import DEFAULTS, parse_bits
 from onnxcalib.runtime import bound
 
-PROFILED = 4  # runs of each session; the first is left out, for it makes the plan of memory
+PROFILED = 8  # runs of each session; the first of a thread is left out, for it makes the plan of memory
 MIXED = ("w4a4,w8a8", 0.18)
 
 
@@ -58,10 +59,11 @@ def watch(folder: str) -> None:
     """From now on this process writes a line for each run of a gradient graph."""
     made, run, log = bound.BoundSession.__init__, bound.BoundSession.run_bound, Path(folder) / f"{os.getpid()}.jsonl"
     lines = log.open("a", buffering=1, encoding="utf-8")
-    numbers = iter(range(1 << 30))
+    numbers = itertools.count()
 
     def init(self: Any, model: Any, threads: int) -> None:
-        self.number, self.runs, self.threads = next(numbers), 0, threads
+        self.number, self.threads = next(numbers), threads
+        self.runs = itertools.count(1)  # of the session and its twins
         self.profile = str(Path(folder) / f"profile_{os.getpid()}_{self.number}")
         with _profiling(self.profile):
             made(self, model, threads)
@@ -71,9 +73,8 @@ def watch(folder: str) -> None:
         begun = clock()
         run(self, feed)
         spent = clock() - begun
-        self.runs += 1
         found: dict[str, Any] = {"at": time.time(), "session": self.number, "cpu": spent, "all": time.process_time()}
-        if self.runs == PROFILED:
+        if next(self.runs) == PROFILED:
             found["share"] = _kernel_share(self._session.end_profiling())
         lines.write(json.dumps(found) + "\n")
 
@@ -98,14 +99,19 @@ def _profiling(prefix: str) -> Iterator[None]:
 
 
 def _kernel_share(path: str) -> float:
-    """What of the time of runs, the first left out, was spent in kernels."""
+    """What of the time of runs, but for the first of each thread, was spent in kernels."""
     events = json.loads(Path(path).read_text(encoding="utf-8"))
     Path(path).unlink()
-    runs = sorted((e["ts"], e["dur"]) for e in events if e.get("name") == "model_run")[1:]
-    start, whole = runs[0][0], sum(spent for _, spent in runs)
+    runs = [e for e in events if e.get("name") == "model_run"]
+    runs = [run for place, run in enumerate(runs) if run["tid"] in {before["tid"] for before in runs[:place]}]
     kernels = (e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time"))
     # An If counts for what it runs inside.
-    return float(sum(e["dur"] for e in kernels if e["ts"] >= start and e["args"].get("op_name") != "If") / whole)
+    inside = (e["dur"] for e in kernels if e["args"].get("op_name") != "If" and any(_is_in(e, run) for run in runs))
+    return float(sum(inside) / max(sum(run["dur"] for run in runs), 1))
+
+
+def _is_in(event: dict[str, Any], run: dict[str, Any]) -> bool:
+    return bool(event["tid"] == run["tid"] and run["ts"] <= event["ts"] <= run["ts"] + run["dur"])
 
 
 def measure(model: Path, data: Path, bits: str, edge_bits: int | None, compression: float | None, steps: int) -> None:
