@@ -16,7 +16,7 @@ from onnxcalib.autodiff.training import gradient_model as training
 from onnxcalib.errors import ModelError, RuntimeMissingError
 from onnxcalib.recipe import Engine
 from onnxcalib.runtime.bound import BoundSession
-from onnxcalib.runtime.installed import find_runtime, how_to_train
+from onnxcalib.runtime.installed import check_runtime, how_to_train
 
 Array = npt.NDArray[np.float32]
 
@@ -25,7 +25,7 @@ def choose_engine(asked: Engine) -> Engine:
     """The engine to use: training where its wheel is installed, unless another is asked for."""
     if asked is Engine.STANDARD:
         return asked
-    runtime = find_runtime()
+    runtime = check_runtime()
     if runtime.gradients:
         return Engine.TRAINING
     if asked is Engine.AUTO:

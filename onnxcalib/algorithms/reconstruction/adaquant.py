@@ -140,7 +140,7 @@ def optimise(
     best, before = training.start, training.judge(training.start)
     if before < schedule.floor:
         return Optimised(problem.start, before, before)
-    least, vain, done, between = before, 0, 0, max(schedule.steps // CHECKS, 1)
+    least, reached, vain, done, between = before, math.inf, 0, 0, max(schedule.steps // CHECKS, 1)
     while done < schedule.steps:
         if stop is not None and stop.is_set():
             raise AbandonedError
@@ -148,7 +148,8 @@ def optimise(
         training.step(rng, done)
         if done % between == 0:
             error = training.judge(training.parameters)
-            vain = 0 if error < (1 - GAIN) * least else vain + 1
+            vain = 0 if error < (1 - GAIN) * reached else vain + 1  # from where fast steps led at first it may be far
+            reached = min(reached, error)
             if error < least:
                 least, best = error, {name: value.copy() for name, value in training.parameters.items()}
             if schedule.patience is not None and vain >= schedule.patience:
