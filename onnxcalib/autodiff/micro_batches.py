@@ -42,8 +42,9 @@ class MicroBatchGradients:
         groups = [pieces[group::GROUPS] for group in range(min(GROUPS, len(pieces)))]
         if len(groups) == 1:
             return self._group_sum(groups[0], feed_of)
-        first, *others = self._pool.map(lambda group: self._group_sum(group, feed_of), groups)
-        for other in others:
+        sums = self._pool.map(lambda group: self._group_sum(group, feed_of), groups)
+        first = next(sums)
+        for other in sums:  # in their order, each let go of at once: a sum is as large as the model
             for name, gradient in other.items():
                 first[name] += gradient
         return first
