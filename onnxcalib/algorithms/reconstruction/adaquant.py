@@ -7,6 +7,7 @@ import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -188,14 +189,27 @@ class LayerTraining:
         self.held_out = self.held_out[: 4 * self.batch]
         self.adaround = problem.optimizer is LayerOptimizer.ADAROUND
         self.loss = _loss(problem, schedule, targets.energy)
-        proto = layer_loss(problem.model, problem.layer, self.loss, (inputs.shape[1:], targets.shape[1:]))
+        self.proto = layer_loss(problem.model, problem.layer, self.loss, (inputs.shape[1:], targets.shape[1:]))
         self.start = starts(self.loss)
         # A layer that is alone on the machine takes its batch in pieces: threads inside a node gain next to nothing.
         self.pieces = 1 if threads == 1 else GROUPS
-        self.gradients = MicroBatchGradients(proto, self.start, engine, threads)
-        self.parameters = self.gradients.parameters
-        self.adam = Adam(self.parameters, {name: schedule.rates[name] for name in self.parameters})
-        self.forward = Loss(proto, threads=1)
+        self.engine, self.threads = engine, threads
+        self.forward = Loss(self.proto, threads=1)
+
+    @cached_property
+    def gradients(self) -> MicroBatchGradients:
+        """Made for the first step: a layer whose start will do takes none."""
+        return MicroBatchGradients(self.proto, self.start, self.engine, self.threads)
+
+    @cached_property
+    def adam(self) -> Adam:
+        """What moves the parameters."""
+        return Adam(self.parameters, {name: self.schedule.rates[name] for name in self.parameters})
+
+    @property
+    def parameters(self) -> dict[str, FloatArray]:
+        """As they are now; they change in place."""
+        return self.gradients.parameters
 
     def step(self, rng: np.random.Generator, done: int) -> None:
         """One step; `done` counts it."""
