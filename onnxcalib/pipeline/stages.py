@@ -327,16 +327,13 @@ def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Prec
 def layerwise(job: Job, checkpoint: Checkpoint = NO_CHECKPOINT) -> Layerwise:
     """Training of single layers, as the recipe asks for it."""
     recipe = job.recipe
-    schedule = replace(SCHEDULES[recipe.get("schedule")], steps=recipe.get("steps"))
-    if all(min(each.weight, each.activation) >= MAX_BITS for each in recipe.bits):
-        schedule = replace(schedule, floor=0.0)  # there are no coarser layers beside which an error is nothing
     trainer = Trainer(
         job.model,
         job.layers,
         job.points,
         job.target,
         train_validation_split(job.data)[0],
-        schedule,
+        replace(SCHEDULES[recipe.get("schedule")], steps=recipe.get("steps")),
         recipe.get("engine"),
         recipe.get("layer_optimizer"),
         recipe.seed,
