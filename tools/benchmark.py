@@ -13,7 +13,7 @@
     python tools/benchmark.py ZOO step      # a training step in forward passes of the same layer
     python tools/benchmark.py ZOO parallel  # the cores that parallel AdaQuant keeps busy, if nothing else runs
     python tools/benchmark.py ZOO memory    # peak memory at 512 and at 2,048 samples, and of the advanced pipeline
-    python tools/benchmark.py ZOO floor     # plain, light, mixed and the report beside quantize_static; long chains
+    python tools/benchmark.py ZOO floor     # all beside quantize_static; what of advanced is arithmetic; long chains
     python tools/benchmark.py ZOO sensitivity   # cost of the sensitivity table in float passes
     python tools/benchmark.py ZOO solver    # the integer program of 500 layers at 49 precisions
 

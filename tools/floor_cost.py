@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from scaling import chains
+from training_cost import training
 
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
@@ -39,6 +40,7 @@ def floor(cases: dict[str, Any], folder: Path) -> None:
     """The benchmark's models, and chains."""
     for case in (cases["mobilenet_v2"], cases["resnet20"]):
         compare(case.model, case.calibration)
+    training(cases)
     chains(folder)
 
 

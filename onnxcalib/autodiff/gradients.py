@@ -16,7 +16,7 @@ from onnxcalib.autodiff.training import gradient_model as training
 from onnxcalib.errors import ModelError, RuntimeMissingError
 from onnxcalib.recipe import Engine
 from onnxcalib.runtime.bound import BoundSession
-from onnxcalib.runtime.installed import find_runtime, how_to_train
+from onnxcalib.runtime.installed import check_runtime, how_to_train
 
 Array = npt.NDArray[np.float32]
 
@@ -25,7 +25,7 @@ def choose_engine(asked: Engine) -> Engine:
     """The engine to use: training where its wheel is installed, unless another is asked for."""
     if asked is Engine.STANDARD:
         return asked
-    runtime = find_runtime()
+    runtime = check_runtime()
     if runtime.gradients:
         return Engine.TRAINING
     if asked is Engine.AUTO:
@@ -48,15 +48,14 @@ class Gradients:
         for value in model.graph.input:
             if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
                 raise NoGradientError("input", value.name, "text cannot be fed to a training step", "Take it out")
-        self._output, self._threads = model.graph.output[0].name, threads
-        self._model = _differentiated(model, tuple(self.parameters), engine)
-        self._start()
+        self._output = model.graph.output[0].name
+        self._start(BoundSession(_differentiated(model, tuple(self.parameters), engine), threads))
 
-    def _start(self) -> None:
+    def _start(self, session: BoundSession) -> None:
         """What each twin has of its own."""
         self.gradients = {name: np.zeros_like(value) for name, value in self.parameters.items()}
         self._loss = np.zeros((), np.float32)
-        self._session = BoundSession(self._model, self._threads)
+        self._session = session
         for name, value in self.parameters.items():
             self._session.bind_input(name, value)
         self._session.bind_output(self._output, self._loss)
@@ -66,7 +65,7 @@ class Gradients:
     def twin(self) -> Gradients:
         """Another that reads the same parameters in place, to run at the same time."""
         twin = copy(self)
-        twin._start()
+        twin._start(self._session.twin())
         return twin
 
     def run(self, feed: Mapping[str, npt.NDArray[Any]]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from onnxcalib.recipe import Engine
 from onnxcalib.runtime.session import Tensors
 
 Array = npt.NDArray[np.float32]
+Piece = TypeVar("Piece")
 
 # Sums are made group by group, however many workers there are, so that they come out alike to the last bit.
 GROUPS = 4
@@ -35,24 +37,25 @@ class MicroBatchGradients:
             self._free.put(gradients)
         self._pool = ThreadPoolExecutor(workers)
 
-    def run(self, micro_batches: Sequence[Tensors], completed: Callable[[Tensors], Tensors] = dict) -> dict[str, Array]:
-        """The gradients summed over the pieces, each of which is completed to what the loss reads."""
-        groups = [micro_batches[group::GROUPS] for group in range(GROUPS)]
-        work = [(group, completed) for group in groups if group]
-        first, *others = self._pool.map(self._group_sum, work)
-        for other in others:
+    def run(self, pieces: Sequence[Piece], feed_of: Callable[[Piece], Tensors]) -> dict[str, Array]:
+        """The gradients summed over the pieces; what the loss reads of each is made in the thread that takes it."""
+        groups = [pieces[group::GROUPS] for group in range(min(GROUPS, len(pieces)))]
+        if len(groups) == 1:
+            return self._group_sum(groups[0], feed_of)
+        sums = self._pool.map(lambda group: self._group_sum(group, feed_of), groups)
+        first = next(sums)
+        for other in sums:  # in their order, each let go of at once: a sum is as large as the model
             for name, gradient in other.items():
                 first[name] += gradient
         return first
 
-    def _group_sum(self, work: tuple[Sequence[Tensors], Callable[[Tensors], Tensors]]) -> dict[str, Array]:
-        micro_batches, completed = work
+    def _group_sum(self, pieces: Sequence[Piece], feed_of: Callable[[Piece], Tensors]) -> dict[str, Array]:
         gradients = self._free.get()
         try:
-            gradients.run(completed(micro_batches[0]))
+            gradients.run(feed_of(pieces[0]))
             total = {name: value.copy() for name, value in gradients.gradients.items()}
-            for micro_batch in micro_batches[1:]:
-                gradients.run(completed(micro_batch))
+            for piece in pieces[1:]:
+                gradients.run(feed_of(piece))
                 for name, value in gradients.gradients.items():
                     total[name] += value
             return total

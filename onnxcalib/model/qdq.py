@@ -68,6 +68,24 @@ def write_plain(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: 
     return write_qdq(model, layers, plan, plain)
 
 
+def write_plain_part(
+    model: Model, part: onnx.ModelProto, layers: Sequence[Layer], plan: QuantPlan, target: Target
+) -> onnx.ModelProto:
+    """The same of a part of the model: its layers, and what they and others in it read, quantized by the plan."""
+    nodes = {node.name for node in part.graph.node}
+    inside = [layer for layer in layers if layer.name in nodes]
+    present = {name for node in part.graph.node for name in (*node.input, *node.output)}
+    read = {layer.input for layer in inside}
+    own = replace(
+        plan,
+        layers={name: params for name, params in plan.layers.items() if name in nodes or params.table},
+        shared={name: qparams for name, qparams in plan.shared.items() if name in present},
+        inputs={name: qparams for name, qparams in plan.inputs.items() if name in read},
+        dynamic=tuple(name for name in plan.dynamic if name in read),
+    )
+    return write_plain(replace(model, proto=part), inside, own, target)
+
+
 class _Writer:
     def __init__(
         self, graph: gs.Graph, model: onnx.ModelProto, plan: QuantPlan, target: Target, quantizers: Quantizers

@@ -71,9 +71,9 @@ def how_to_train(runtime: Runtime) -> str:
 
 
 @cache
-def check_runtime() -> None:
+def check_runtime() -> Runtime:
     """Fails where there is no runtime; looks once, for it takes longer than opening a small session."""
-    find_runtime()
+    return find_runtime()
 
 
 def version_of(package: str) -> str:

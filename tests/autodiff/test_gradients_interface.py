@@ -223,7 +223,7 @@ def test_where_no_engine_is_asked_for_the_other_one_helps() -> None:
 
 def installed(monkeypatch: pytest.MonkeyPatch, *, gradients: bool) -> None:
     package = "onnxruntime-training-cpu" if gradients else "onnxruntime"
-    monkeypatch.setattr(differentiate, "find_runtime", lambda: Runtime((package,), "1.2.3", gradients))
+    monkeypatch.setattr(differentiate, "check_runtime", lambda: Runtime((package,), "1.2.3", gradients))
 
 
 def test_the_engine_depends_on_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

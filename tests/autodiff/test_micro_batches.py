@@ -31,14 +31,15 @@ def test_the_sum_over_pieces_is_the_gradient_of_the_whole(pieces: int, engine: E
     model, start, feeds = parts(pieces)
     whole = Gradients(model, start, engine)
     whole.run({"x": np.concatenate([feed["x"] for feed in feeds])})
-    found = MicroBatchGradients(model, start, engine, workers=2).run(feeds)
+    found = MicroBatchGradients(model, start, engine, workers=2).run(feeds, dict)
     np.testing.assert_allclose(found["w"], whole.gradients["w"], rtol=1e-5, atol=1e-5)
 
 
 def test_sums_do_not_depend_on_the_number_of_workers() -> None:
     model, start, feeds = parts(13)
     found = [
-        MicroBatchGradients(model, start, Engine.AUTO, workers).run(feeds)["w"].tobytes() for workers in (1, 2, 3, 9)
+        MicroBatchGradients(model, start, Engine.AUTO, workers).run(feeds, dict)["w"].tobytes()
+        for workers in (1, 2, 3, 9)
     ]
     assert len(set(found)) == 1
 
@@ -46,8 +47,10 @@ def test_sums_do_not_depend_on_the_number_of_workers() -> None:
 def test_all_workers_read_the_parameters_in_place() -> None:
     model, start, feeds = parts(4)
     lanes = MicroBatchGradients(model, start, Engine.AUTO, workers=4)
-    before = lanes.run(feeds)["w"]
+    before = lanes.run(feeds, dict)["w"]
     lanes.parameters["w"] += np.float32(0.5)
-    moved = MicroBatchGradients(model, {"w": start["w"] + np.float32(0.5)}, Engine.AUTO, workers=1).run(feeds)["w"]
-    np.testing.assert_array_equal(lanes.run(feeds)["w"], moved)
+    moved = MicroBatchGradients(model, {"w": start["w"] + np.float32(0.5)}, Engine.AUTO, workers=1).run(feeds, dict)[
+        "w"
+    ]
+    np.testing.assert_array_equal(lanes.run(feeds, dict)["w"], moved)
     assert not np.array_equal(before, moved)

@@ -7,6 +7,7 @@ import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,8 @@ import numpy.typing as npt
 from onnxcalib.algorithms.reconstruction.activations import DiskActivations
 from onnxcalib.algorithms.rounding import least_scale
 from onnxcalib.autodiff.adam import Adam, cosine
-from onnxcalib.autodiff.gradients import Gradients, Loss
+from onnxcalib.autodiff.gradients import Loss
+from onnxcalib.autodiff.micro_batches import GROUPS, MicroBatchGradients
 from onnxcalib.model.layer_loss import (
     BIAS,
     INPUT_LOW,
@@ -47,6 +49,7 @@ from onnxcalib.numerics.quant_params import (
 )
 from onnxcalib.plan import LayerParams
 from onnxcalib.recipe import DEFAULTS, Engine, LayerOptimizer, Training
+from onnxcalib.runtime.threads import in_threads
 from onnxcalib.targets import Target
 
 FloatArray = npt.NDArray[np.float32]
@@ -57,6 +60,8 @@ HELD_OUT_MOST = 64
 VALUES = 2**24  # of the outputs of a batch, at most: a head of many classes has more of them than it can learn from
 FEWEST = 4  # samples of a batch; the held-out samples are four times as many as a batch needs
 CHECKS = 10
+GAIN = 0.01  # of the least error so far: less than that is none
+LAST_SHARE = 0.2  # of the steps: as the rates fall to nothing, errors fall that were flat before
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Schedule:
     rates: Mapping[str, float]
     relative: bool  # rates count in steps of the grid, shares of the range and deviations of the output
     decay: bool  # rates fall to nothing along a cosine
+    floor: float = 0.0  # a start whose error is less of its output's energy stays: nothing after it could tell
+    patience: int | None = None  # checks in a row without a gain, after which only the last, slow steps are taken
 
 
 PAPER = Schedule(
@@ -79,7 +86,7 @@ PAPER = Schedule(
     },
 )  # fmt: skip
 STANDARD = Schedule(
-    steps=DEFAULTS["steps"], batch=64, rows=16384, relative=True, decay=True,
+    steps=DEFAULTS["steps"], batch=64, rows=16384, relative=True, decay=True, floor=2e-4, patience=4,
     rates={
         WEIGHT: 3e-2, BIAS: 1e-3, WEIGHT_RANGE: 3e-3, WEIGHT_LOW: 3e-3, INPUT_RANGE: 3e-3, INPUT_LOW: 3e-3,
         ROUNDING: 2e-2,
@@ -132,15 +139,22 @@ def optimise(
     training = LayerTraining(problem, inputs, targets, schedule, engine, threads)
     rng = np.random.default_rng([seed, zlib.crc32(problem.layer.name.encode()), problem.bits])
     best, before = training.start, training.judge(training.start)
-    least = before
-    for done in range(1, schedule.steps + 1):
+    if before < schedule.floor:
+        return Optimised(problem.start, before, before)
+    least, reached, vain, done, between = before, math.inf, 0, 0, max(schedule.steps // CHECKS, 1)
+    while done < schedule.steps:
         if stop is not None and stop.is_set():
             raise AbandonedError
+        done += 1
         training.step(rng, done)
-        if done % max(schedule.steps // CHECKS, 1) == 0:
+        if done % between == 0:
             error = training.judge(training.parameters)
+            vain = 0 if error < (1 - GAIN) * reached else vain + 1  # from where fast steps led at first it may be far
+            reached = min(reached, error)
             if error < least:
                 least, best = error, {name: value.copy() for name, value in training.parameters.items()}
+            if schedule.patience is not None and vain >= schedule.patience:
+                done = max(done, schedule.steps - max(round(LAST_SHARE * schedule.steps), 1))
     if least >= before:
         return Optimised(problem.start, before, before)
     return Optimised(training.params(best), before, least)
@@ -175,18 +189,37 @@ class LayerTraining:
         self.held_out = self.held_out[: 4 * self.batch]
         self.adaround = problem.optimizer is LayerOptimizer.ADAROUND
         self.loss = _loss(problem, schedule, targets.energy)
-        proto = layer_loss(problem.model, problem.layer, self.loss, (inputs.shape[1:], targets.shape[1:]))
+        self.proto = layer_loss(problem.model, problem.layer, self.loss, (inputs.shape[1:], targets.shape[1:]))
         self.start = starts(self.loss)
-        self.gradients = Gradients(proto, self.start, engine, threads)
-        self.parameters = self.gradients.parameters
-        self.adam = Adam(self.parameters, {name: schedule.rates[name] for name in self.parameters})
-        self.forward = Loss(proto, threads)
+        # A layer that is alone on the machine takes its batch in pieces: threads inside a node gain next to nothing.
+        self.pieces = 1 if threads == 1 else GROUPS
+        self.engine, self.threads = engine, threads
+        self.forward = Loss(self.proto, threads=1)
+
+    @cached_property
+    def gradients(self) -> MicroBatchGradients:
+        """Made for the first step: a layer whose start will do takes none."""
+        return MicroBatchGradients(self.proto, self.start, self.engine, self.threads)
+
+    @cached_property
+    def adam(self) -> Adam:
+        """What moves the parameters."""
+        return Adam(self.parameters, {name: self.schedule.rates[name] for name in self.parameters})
+
+    @property
+    def parameters(self) -> dict[str, FloatArray]:
+        """As they are now; they change in place."""
+        return self.gradients.parameters
 
     def step(self, rng: np.random.Generator, done: int) -> None:
         """One step; `done` counts it."""
-        chosen = rng.choice(self.train, min(self.batch, len(self.train)), replace=False)
-        self.gradients.run(self._feed(sorted(chosen), done / self.schedule.steps))
-        self.adam.step(self.gradients.gradients, cosine(done, self.schedule.steps) if self.schedule.decay else 1.0)
+        count = min(self.batch, len(self.train))
+        pieces = min(self.pieces, count)  # of the same size, so that every sample counts as much
+        chosen = sorted(rng.choice(self.train, count - count % pieces, replace=False))
+        progress, size = done / self.schedule.steps, len(chosen) // pieces
+        parts = [chosen[place : place + size] for place in range(0, len(chosen), size)]
+        gradients = self.gradients.run(parts, lambda part: self._feed(part, progress))
+        self.adam.step(gradients, cosine(done, self.schedule.steps) if self.schedule.decay else 1.0)
         self._keep_bounds()
 
     def _keep_bounds(self) -> None:
@@ -210,11 +243,14 @@ class LayerTraining:
         decided = dict(parameters)
         if self.adaround:
             decided[ROUNDING] = np.where(decided[ROUNDING] >= 0, np.float32(20), np.float32(-20))
-        total, size = 0.0, self.batch
-        for place in range(0, len(self.held_out), size):
-            chosen = self.held_out[place : place + size]
-            total += len(chosen) * self.forward.run({**self._feed(chosen, None), **decided})
-        return total / len(self.held_out)
+        size = max(self.batch // self.pieces, 1)
+        parts = [self.held_out[place : place + size] for place in range(0, len(self.held_out), size)]
+
+        def error(part: Sequence[int]) -> float:
+            return len(part) * self.forward.run({**self._feed(part, None), **decided})
+
+        errors = [error(part) for part in parts] if self.pieces == 1 else in_threads(error, parts)
+        return sum(errors) / len(self.held_out)
 
     def _feed(self, chosen: Sequence[int], progress: float | None) -> dict[str, FloatArray]:
         feed = {self.problem.layer.input: self.inputs.read(chosen), TARGET: self.targets.read(chosen)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from onnxcalib.executors.workers import Workers
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.qdq import write_plain
-from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.model.qdq import write_plain_part
+from onnxcalib.model.subgraph import upstream, with_outputs
 from onnxcalib.numerics.quant_params import UNBOUNDED, QuantParams
 from onnxcalib.plan import Candidates, LayerParams, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
-from onnxcalib.recipe import Engine, LayerOptimizer, Precision
+from onnxcalib.recipe import MAX_BITS, Engine, LayerOptimizer, Precision
 from onnxcalib.runtime.session import Session
 from onnxcalib.runtime.threads import default_workers
 from onnxcalib.targets import Target
@@ -82,6 +82,12 @@ class Trainer:
     optimizer: LayerOptimizer
     seed: int
     strict: bool = False  # fail where a layer has no gradient
+
+    def beside(self, precisions: Iterable[Precision]) -> Trainer:
+        """The same for a network of these: without coarser layers beside it, no error is so small as to be nothing."""
+        if any(min(each.weight, each.activation) < MAX_BITS for each in precisions):
+            return self
+        return replace(self, schedule=replace(self.schedule, floor=0.0))
 
     def problem(
         self, layer: Layer, precision: Precision, start: LayerParams, qparams: QuantParams | None
@@ -169,10 +175,12 @@ class Layerwise:
 
     def parallel(self, candidates: Candidates) -> Candidates:
         """Inputs and targets from the float model: every layer at every precision is a job of its own."""
-        trainer = replace(self.trainer, data=Portable(self.trainer.data, BATCH))
+        offered = [precision for choices in candidates.layers.values() for precision in choices]
+        trainer = replace(self.trainer.beside(offered), data=Portable(self.trainer.data, BATCH))
         work = ParallelWork(trainer, candidates, tuple(self._chunks(at_once=2)), uuid.uuid4().hex)
         problems = work.problems()
-        parts = {key: _part(problem, candidates) for key, problem in problems.items()}
+        floor = trainer.schedule.floor
+        parts = {key: (_part(problem, candidates), floor) for key, problem in problems.items()}
         cached = dict(zip(problems, self.checkpoint.found(list(parts.values())), strict=True))
         trained = {key: found.params for key, found in cached.items() if found is not None}
         self._tell("parallel", len(trained), len(problems))
@@ -237,17 +245,23 @@ class Layerwise:
     def _next(
         self, plan: QuantPlan, layer: Layer, inputs: DiskActivations | None, targets: DiskActivations | None
     ) -> Optimised:
+        trainer = self.trainer.beside(plan.precisions.values())
         start, qparams = plan.layers[layer.name], plan.layer_input(layer.input)
-        problem = self.trainer.problem(layer, plan.precisions[layer.name], start, qparams)
-        return self.trainer.optimised(problem, (inputs, targets), default_workers())
+        problem = trainer.problem(layer, plan.precisions[layer.name], start, qparams)
+        # Two at least: one alone would sum gradients in another order.
+        return trainer.optimised(problem, (inputs, targets), max(default_workers(), 2))
 
     def _capture_input(self, plan: QuantPlan, layer: Layer, known: dict[str, DiskActivations], folder: Path) -> None:
         """Adds the layer's input to the known tensors of the network whose earlier layers are trained."""
         if layer.input in known:
             return
-        quantized = write_plain(self.trainer.model, self.trainer.layers, plan, self.trainer.target)
-        qparams = {layer.input: plan.shared[layer.input]} if layer.input in plan.shared else {}
-        known |= capture(quantized, [layer.input], self.trainer.data, folder, qparams, known)
+        trainer, name = self.trainer, layer.input
+        qparams = {name: plan.shared[name]} if name in plan.shared else {}
+        part = trainer.model.proto
+        if all(name != value.name for value in part.graph.input):
+            before, _ = upstream(part, [name], known)
+            part = write_plain_part(trainer.model, before, trainer.layers, plan, trainer.target)
+        known |= capture(part, [name], trainer.data, folder, qparams, known)
 
     def _chunks(self, at_once: int = 1) -> Iterator[list[Layer]]:
         """Layers in order whose inputs and targets, of so many chunks at once, fit on disk together."""

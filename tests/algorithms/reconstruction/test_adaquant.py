@@ -184,11 +184,43 @@ def test_adaround_takes_a_neighbour(name: str, target: str, tmp_path: Path) -> N
 def test_a_layer_that_does_not_improve_keeps_its_start(tmp_path: Path) -> None:
     case = single("conv_relu", SAMPLES)
     problem = problem_of(case, TARGETS["ort"], (8, 8))
-    wild = replace(QUICK, rates=dict.fromkeys(QUICK.rates, 50.0), decay=False)
+    wild = replace(QUICK, rates=dict.fromkeys(QUICK.rates, 50.0), decay=False, floor=0.0)
     for schedule in (wild, replace(wild, rates=dict.fromkeys(QUICK.rates, 0.0))):
         found = trained(tmp_path, case, problem, schedule)
         assert found.params is problem.start
         assert found.before == found.after > 0
+
+
+def steps_taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of all steps from now on."""
+    numbers: list[int] = []
+    step = LayerTraining.step
+
+    def counted(self: LayerTraining, rng: np.random.Generator, done: int) -> None:
+        numbers.append(done)
+        step(self, rng, done)
+
+    monkeypatch.setattr(LayerTraining, "step", counted)
+    return numbers
+
+
+def test_a_start_below_the_floor_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, taken = single("conv_relu", SAMPLES), steps_taken(monkeypatch)
+    problem = problem_of(case, TARGETS["ort"], (8, 8))
+    found = trained(tmp_path, case, problem)
+    assert found.params is problem.start
+    assert 0 < found.before == found.after < QUICK.floor
+    assert not taken
+    trained(tmp_path, case, problem, replace(QUICK, floor=0.0))
+    assert taken
+
+
+def test_where_nothing_is_gained_only_the_last_steps_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, taken = single("conv_relu", SAMPLES), steps_taken(monkeypatch)
+    flat = replace(QUICK, rates=dict.fromkeys(QUICK.rates, 0.0), patience=2)
+    trained(tmp_path, case, problem_of(case, TARGETS["ort"]), flat)
+    # A check every four steps: the first has nothing to be compared with, two find no gain.
+    assert taken == [*range(1, 13), *range(33, 41)]
 
 
 def power_of_two(values: np.ndarray) -> bool:
