@@ -15,7 +15,7 @@ from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.pieces import Piece, Pieces
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.qdq import write_plain
+from onnxcalib.model.qdq import write_plain_part
 from onnxcalib.numerics.positions import Counts
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.plan import QuantPlan
@@ -101,22 +101,13 @@ class Stepwise:
         return held
 
     def _quantized(self, piece: Piece, plan: QuantPlan) -> CodeBorders:
-        """The piece with the layers in it, and what they and others read, quantized by the plan."""
-        inside = [layer for layer in self.layers if layer.name in piece.nodes]
-        present = {name for node in piece.model.graph.node for name in (*node.input, *node.output)}
-        read = {layer.input for layer in inside}
+        """The piece, quantized by the plan; what nobody but layers reads on a grid is as good as shared."""
         alone = {name: it for name, it in plan.inputs.items() if name not in plan.shared and self._is_codes(name, plan)}
-        shared = {**plan.shared, **alone}
-        part = replace(
-            plan,
-            layers={name: params for name, params in plan.layers.items() if name in piece.nodes or params.table},
-            shared={name: qparams for name, qparams in shared.items() if name in present},
-            inputs={name: qparams for name, qparams in plan.inputs.items() if name in read and name not in alone},
-            dynamic=tuple(name for name in plan.dynamic if name in read),
-        )
-        written = write_plain(replace(self.model, proto=piece.model), inside, part, self.target)
+        inputs = {name: qparams for name, qparams in plan.inputs.items() if name not in alone}
+        plan = replace(plan, shared={**plan.shared, **alone}, inputs=inputs)
+        written = write_plain_part(self.model, piece.model, self.layers, plan, self.target)
         # A model input is quantized anew by each piece that reads it.
-        return with_code_borders(written, [name for name in shared if name in self._held or name in piece.makes])
+        return with_code_borders(written, [name for name in plan.shared if name in self._held or name in piece.makes])
 
     def _is_codes(self, tensor: str, plan: QuantPlan) -> bool:
         """Whether nobody reads a tensor but layers, all on the grid of its own."""
