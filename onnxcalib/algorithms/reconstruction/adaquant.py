@@ -219,6 +219,8 @@ class LayerTraining:
         progress, size = done / self.schedule.steps, len(chosen) // pieces
         parts = [chosen[place : place + size] for place in range(0, len(chosen), size)]
         gradients = self.gradients.run(parts, lambda part: self._feed(part, progress))
+        for gradient in gradients.values():  # of the whole batch: beside Adam's epsilon their size matters
+            np.multiply(gradient, np.float32(1 / pieces), out=gradient)
         self.adam.step(gradients, cosine(done, self.schedule.steps) if self.schedule.decay else 1.0)
         self._keep_bounds()
 
