@@ -21,7 +21,7 @@ class Dropped:
     """A loss in which elements of some activations can be left unquantized."""
 
     model: onnx.ModelProto
-    masks: Mapping[str, tuple[int, ...]]  # inputs of truth values, two for most tensors, and their shapes after the rows
+    masks: Mapping[str, tuple[int, ...]]  # inputs of truth values, and their shapes for a sample
 
 
 def narrow_activations(loss: onnx.ModelProto, data: Collection[str]) -> list[str]:
@@ -32,9 +32,9 @@ def narrow_activations(loss: onnx.ModelProto, data: Collection[str]) -> list[str
 
 
 def with_dropping(loss: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Dropped:
-    """Where the masks of a tensor differ, its value is left as it is; shapes are those of tensors after their rows.
+    """The tensors of these shapes, for a sample, are left as they are wherever their two masks differ.
 
-    Two small masks that broadcast choose elements as well as a large one does.
+    Two small masks that broadcast draw elements as well as one of all elements does: any two are independent.
     """
     changed, masks = copied(loss), dict[str, tuple[int, ...]]()
     nodes: list[onnx.NodeProto] = []
@@ -43,15 +43,15 @@ def with_dropping(loss: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) 
         if not _is_narrow(node) or node.input[0] not in shapes:
             continue
         source, result = node.input[0], node.output[0]
-        first, *others = shapes[source] or (1,)
-        own = {f"{result}:drop": (first, *[1] * len(others))} | ({f"{result}:keep": (1, *others)} if others else {})
+        (rows, *channel), others = shapes[source][:2], shapes[source][2:]
+        own = {
+            f"{result}:masked": (rows, *channel, *[1] * len(others)),
+            f"{result}:too": (rows, *[1] * len(channel), *others),
+        }
         masks |= own
-        node.output[0] = f"{result}:quantized"
-        chosen = next(iter(own))
-        if others:
-            chosen = f"{result}:left"
-            nodes.append(helper.make_node("Xor", list(own), [chosen], name=chosen))
-        nodes.append(helper.make_node("Where", [chosen, source, node.output[0]], [result], name=f"{result}:mixed"))
+        node.output[0], left = f"{result}:quantized", f"{result}:left"
+        nodes.append(helper.make_node("Xor", list(own), [left], name=left))
+        nodes.append(helper.make_node("Where", [left, source, node.output[0]], [result], name=f"{result}:mixed"))
     kept = [helper.make_tensor_value_info(name, TensorProto.BOOL, ["rows", *shape]) for name, shape in masks.items()]
     refill(changed.graph.node, nodes)
     changed.graph.input.extend(kept)

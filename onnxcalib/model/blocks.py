@@ -1,4 +1,4 @@
-"""A network cut into blocks: a residual block, an inverted bottleneck, half a transformer layer, a few single layers."""
+"""A network cut into blocks: residual blocks, inverted bottlenecks, halves of transformer layers, short chains."""
 
 from __future__ import annotations
 
