@@ -52,7 +52,9 @@ def with_dropping(loss: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) 
         node.output[0], left = f"{result}:quantized", f"{result}:left"
         nodes.append(helper.make_node("Xor", list(own), [left], name=left))
         nodes.append(helper.make_node("Where", [left, source, node.output[0]], [result], name=f"{result}:mixed"))
-    kept = [helper.make_tensor_value_info(name, TensorProto.BOOL, ["rows", *shape]) for name, shape in masks.items()]
+    kept = [
+        helper.make_tensor_value_info(name, TensorProto.BOOL, ["rows", *shape[1:]]) for name, shape in masks.items()
+    ]
     refill(changed.graph.node, nodes)
     changed.graph.input.extend(kept)
     return Dropped(changed, masks)
