@@ -33,11 +33,10 @@ class Block:
         return " .. ".join(dict.fromkeys((self.layers[0].name, self.layers[-1].name)))
 
     def part_of(self, plan: QuantPlan) -> QuantPlan:
-        """What the plan says of the block; what it makes is quantized by who reads it."""
+        """What the plan says of the block."""
         own = {layer.name for layer in self.layers}
         read = {layer.input for layer in self.layers}
         present = {name for node in self.model.proto.graph.node for name in (*node.input, *node.output)}
-        present -= set(self.makes)
         return replace(
             plan,
             layers={name: params for name, params in plan.layers.items() if name in own or params.table},

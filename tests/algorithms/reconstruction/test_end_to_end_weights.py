@@ -12,7 +12,7 @@ from end_to_end_training import QUICK_END_TO_END, TARGETS, held_out_loss, job_fo
 from jobs import plan_of
 
 from models import branches, conv_net, run, transformer_block
-from onnxcalib.algorithms.reconstruction.end_to_end import END_TO_END, Schedule, NetworkTraining
+from onnxcalib.algorithms.reconstruction.end_to_end import END_TO_END, NetworkTraining, Schedule
 from onnxcalib.model.model_loss import bias_name
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.quant_params import quantize
