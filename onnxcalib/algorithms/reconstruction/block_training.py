@@ -48,6 +48,15 @@ class BlockSchedule(Schedule):
     drops: bool = True  # half of all activations are left unquantized while training, other ones in each step
 
 
+BLOCK_STEPS = 2  # for each step of a layer that is asked for
+BLOCKS = BlockSchedule("block-wise AdaQuant", steps=200, bias=1e-3, weight=3e-2, scale=3e-3)
+
+
+def block_schedule(steps: int | None) -> BlockSchedule:
+    """Training of a block for as long as fits to how long layers are trained."""
+    return BLOCKS if steps is None else replace(BLOCKS, steps=BLOCK_STEPS * steps)
+
+
 @dataclass(frozen=True)
 class BlockTensors:
     """What a block reads in both networks, and what it makes in the float one."""
