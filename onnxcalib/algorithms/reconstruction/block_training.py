@@ -49,7 +49,7 @@ class BlockSchedule(Schedule):
 
 
 BLOCK_STEPS = 2  # for each step of a layer that is asked for
-# Sequential training's rates. Quick-start model at w4a4: they left a loss of .0025 and .0029 with other draws, a third of
+# Sequential training's rates. Quick-start model at w4a4: they left .0025 and .0029 with other draws, a third of
 # those of weights and scales .0032. ResNet-20 at w2a4: .078, and .104 without dropping.
 BLOCKS = BlockSchedule("block-wise AdaQuant", steps=200, bias=1e-3, weight=3e-2, scale=3e-3)
 
