@@ -13,6 +13,8 @@ from onnxcalib.algorithms.broken import OutputNoise, Search, output_noise
 from onnxcalib.algorithms.calibration import Statistics, calibrate
 from onnxcalib.algorithms.equalization import Equalization, measure_channels
 from onnxcalib.algorithms.reconstruction.adaquant import SCHEDULES, Optimised
+from onnxcalib.algorithms.reconstruction.block_training import block_schedule
+from onnxcalib.algorithms.reconstruction.blockwise import Blockwise, TrainedBlock
 from onnxcalib.algorithms.reconstruction.end_to_end import (
     NetworkTuned,
     NetworkTuner,
@@ -243,11 +245,16 @@ def metric_drop(job: Job, plan: QuantPlan, proves: bool) -> Drop:
 def sequential_training(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOINT) -> Trained:
     """Layer after layer, trained on the quantized network's inputs; kept if the held-out loss falls."""
     teacher = Teacher(job.model, train_validation_split(job.data)[1], job.float_loss, TEMPERATURE)
-    trained, skip_reasons = layerwise(job, checkpoint).sequential(plan)
-    before, after = (teacher.loss_of(job.simulate(each)) for each in (plan, trained))
-    if after < before:
-        return Trained(plan, trained, before, after, skip_reasons)
-    return Trained(plan, plan, before, before, skip_reasons)
+    return _kept_if_better(job, teacher, plan, *layerwise(job, checkpoint).sequential(plan))
+
+
+@stage("block-wise", ("engine", "steps", "seed", "strict", "loss"), title="block-wise training", part=TrainedBlock)
+def block_wise_training(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOINT) -> Trained:
+    """Block after block, trained on the quantized network's inputs; kept if the held-out loss falls."""
+    schedule = block_schedule(job.recipe.training.steps)
+    tuner = _tuner(job, plan, schedule)
+    found = Blockwise(tuner, schedule, job.progress, checkpoint).train(plan)
+    return _kept_if_better(job, tuner.teacher, plan, *found)
 
 
 @stage("end-to-end", ("engine", "steps", "seed", "strict", "loss"), title="end-to-end training")
@@ -292,6 +299,7 @@ STAGES: tuple[Stage[Any, Any], ...] = (
     quick_tuning,
     metric_drop,
     sequential_training,
+    block_wise_training,
     end_to_end_training,
     bias_tuning,
 )
@@ -369,10 +377,22 @@ def _problem(job: Job, candidates: Candidates) -> Problem:
     return Problem(job.model, job.layers, job.target, candidates, precisions, job.recipe.base, job.constants)
 
 
-def _through_network(job: Job, plan: QuantPlan, schedule: Schedule, checkpoint: Checkpoint) -> NetworkTuned:
+def _kept_if_better(
+    job: Job, teacher: Teacher, plan: QuantPlan, trained: QuantPlan, skip_reasons: tuple[str, ...]
+) -> Trained:
+    before, after = (teacher.loss_of(job.simulate(each)) for each in (plan, trained))
+    if after < before:
+        return Trained(plan, trained, before, after, skip_reasons)
+    return Trained(plan, plan, before, before, skip_reasons)
+
+
+def _tuner(job: Job, plan: QuantPlan, schedule: Schedule) -> NetworkTuner:
     data, held_out = train_validation_split(job.data)
     teacher = Teacher(job.model, held_out, job.float_loss, TEMPERATURE)
     how = (job.recipe.get("engine"), schedule, job.recipe.seed, job.workers.threads, job.recipe.get("strict"))
     frozen = sharing_tables(plan)
-    tuner = NetworkTuner(job.model, job.layers, job.points, job.target, data, teacher, *how, frozen=frozen)
-    return tuner.tune(plan, job.progress, checkpoint)
+    return NetworkTuner(job.model, job.layers, job.points, job.target, data, teacher, *how, frozen=frozen)
+
+
+def _through_network(job: Job, plan: QuantPlan, schedule: Schedule, checkpoint: Checkpoint) -> NetworkTuned:
+    return _tuner(job, plan, schedule).tune(plan, job.progress, checkpoint)

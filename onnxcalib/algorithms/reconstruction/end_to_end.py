@@ -158,7 +158,7 @@ class NetworkTuner:
         return layer.takes_bias or (moves and layer.name not in self.frozen)
 
     def _tuned(self, plan: QuantPlan, before: float, progress: Progress, checkpoint: Checkpoint) -> NetworkTuned:
-        training, schedule = _Training(self, plan), self.schedule
+        training, schedule = NetworkTraining(self, plan), self.schedule
         best, least, done, vain = plan, before, 0, 0
         if (cached := checkpoint.found([schedule.stage])[0]) is not None:
             done, least, best, vain = cached["done"], cached["least"], cached["best"], cached["vain"]
@@ -183,7 +183,9 @@ class NetworkTuner:
         return self.teacher.loss_of(write_qdq(self.model, self.layers, plan, self.target.simulated))
 
 
-class _Training:
+class NetworkTraining:
+    """Weights, scales and biases on their way from a plan to something better."""
+
     def __init__(self, tuner: NetworkTuner, plan: QuantPlan) -> None:
         self.tuner, self.start = tuner, plan
         self.most = {name: self._most_scale(name, qparams) for name, qparams in plan.inputs.items()}
@@ -198,10 +200,7 @@ class _Training:
         parameters, rates = self._parameters(feed)
         self.units = {name: parameter.unit for name, parameter in parameters.items()}
         starts = {name: parameter.start for name, parameter in parameters.items()}
-        # Nothing for the sake of runtimes: weights right at their layers, and no Relu left out for a grid that moves.
-        simple = replace(tuner.target, placement=Placement.LAYER_INPUTS, dynamic=Dynamic.QDQ)
-        bare = replace(simple, float_compute=False, float_activations=False)
-        started = write_qdq(tuner.model, tuner.layers, self._plan_of(starts), bare.in_place)
+        started = write_qdq(tuner.model, tuner.layers, self._plan_of(starts), plainest(tuner.target))
         outputs = self.session.run(feed)
         self.mask = find_mask(tuner.data)
         counts = self._counts(feed)
@@ -335,6 +334,12 @@ class _Training:
 
     def _counts(self, feed: Tensors) -> Counts | None:
         return None if self.mask is None else feed[self.mask] != 0
+
+
+def plainest(target: Target) -> Target:
+    """Nothing for the sake of runtimes: weights right at their layers, and no Relu left out for a grid that moves."""
+    simple = replace(target, placement=Placement.LAYER_INPUTS, dynamic=Dynamic.QDQ)
+    return replace(simple, float_compute=False, float_activations=False).in_place
 
 
 def _moved(qparams: QuantParams, scale: FloatArray) -> QuantParams:

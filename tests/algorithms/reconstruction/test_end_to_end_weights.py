@@ -12,7 +12,7 @@ from end_to_end_training import QUICK_END_TO_END, TARGETS, held_out_loss, job_fo
 from jobs import plan_of
 
 from models import branches, conv_net, run, transformer_block
-from onnxcalib.algorithms.reconstruction.end_to_end import END_TO_END, Schedule, _Training
+from onnxcalib.algorithms.reconstruction.end_to_end import END_TO_END, NetworkTraining, Schedule
 from onnxcalib.model.model_loss import bias_name
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.quant_params import quantize
@@ -50,7 +50,7 @@ def test_the_last_state_is_taken_whatever_its_loss_and_told_as_it_is(steps: int)
     found = tuned(job, plan, schedule=schedule)
     assert found.after > found.before
     assert found.after == pytest.approx(held_out_loss(job, found.plan), rel=1e-4)
-    training = _Training(tuner_of(job, schedule=schedule), plan)
+    training = NetworkTraining(tuner_of(job, schedule=schedule), plan)
     for step in range(1, steps + 1):
         training.step(step)
     for name, params in training.plan().layers.items():
@@ -63,7 +63,7 @@ def test_rates_fall_on_where_the_steps_before_left_them() -> None:
 
     def moved(schedule: Schedule) -> float:
         """How far one step of Adam goes: exactly its rate, whatever the gradient."""
-        training = _Training(tuner_of(job, schedule=schedule), plan)
+        training = NetworkTraining(tuner_of(job, schedule=schedule), plan)
         name = bias_name(job.layers[0])
         start = training.gradients.parameters[name].copy()
         training.step(1)
@@ -86,10 +86,10 @@ def test_the_workers_are_not_to_be_seen_in_the_result() -> None:
 
 def test_hints_are_the_smallest_inputs_of_layers_at_borders_of_blocks() -> None:
     job = job_for(conv_net(), "w3a4")
-    whole = _Training(tuner_of(job, schedule=QUICK_END_TO_END), plan_of(job)).hints
+    whole = NetworkTraining(tuner_of(job, schedule=QUICK_END_TO_END), plan_of(job)).hints
     assert whole
     assert set(whole) <= {layer.input for layer in job.layers[1:]}
-    one = _Training(tuner_of(job, schedule=replace(QUICK_END_TO_END, hints=1)), plan_of(job)).hints
+    one = NetworkTraining(tuner_of(job, schedule=replace(QUICK_END_TO_END, hints=1)), plan_of(job)).hints
     sizes = {
         name: value.size
         for name, value in run(with_outputs(job.model.proto, whole), next(iter(job.data.batches(1)))).items()
