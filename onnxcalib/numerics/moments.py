@@ -24,7 +24,7 @@ class Moments:
         self._waiting: list[tuple[Array, Array]] = []
 
     def update(self, wanted: Array, read: Array) -> None:
-        """Takes the same rows of both networks, which are changed in place later."""
+        """Takes the same rows of both networks."""
         self.rows += read.shape[1]
         self._waiting.append((wanted, read))
         if sum(each.size for _, each in self._waiting) >= WAITING:
