@@ -66,9 +66,10 @@ from onnxcalib.recipe import FLOAT_BITS, MAX_BITS, LayerOptimizer, Precision, Ra
 from onnxcalib.runtime.session import Session, samples_in
 
 RANGE_SAMPLES = 32  # held out, by which it is judged whether a tensor is static
-LEARNED_FROM = 512  # samples of batch-norm tuning and second-order rounding, at most
+LEARNED_FROM = 512  # samples of second-order rounding, at most
+TUNED_ON = 256  # of batch-norm tuning: all 384 of MobileNet-V2 at w4a4 left .152, 128 of them .154, 64 .159
 EIGHT_BIT_SAMPLES = 64  # of batch-norm tuning where all is at eight bits; more left no less loss
-QUICK_SAMPLES, QUICK_ROUNDS = 64, 2  # while sizes or roundings are compared
+QUICK_SAMPLES, QUICK_ROUNDS = 64, 1  # while sizes or roundings are compared
 PRECISIONS = ("bits", "edge_bits", "overrides")
 LIMITS = ("compression", "max_loss", "limits", "costs", "minimise")
 TRAINING = ("engine", "layer_optimizer", "schedule", "steps", "seed", "strict")
@@ -215,7 +216,7 @@ def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
     """Batch-norm tuning on some samples, judged on others that are held out."""
     narrow = any(min(each.weight, each.activation) < MAX_BITS for each in plan.precisions.values())
     data, held_out = train_validation_split(job.data)
-    data = first(data, LEARNED_FROM if narrow else EIGHT_BIT_SAMPLES)
+    data = first(data, TUNED_ON if narrow else EIGHT_BIT_SAMPLES)
     teacher = Teacher(job.model, held_out, job.loss, TEMPERATURE)
     reference = job.recipe.get("bn_reference")
     tuner = Tuner(job.model, job.layers, job.target, data, teacher, reference, floats=job.float_statistics)
