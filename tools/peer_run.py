@@ -18,10 +18,11 @@ POLL = 0.2  # seconds between two looks at the memory
 
 @dataclass(frozen=True)
 class Environment:
-    """What pip installs, one command after the other."""
+    """What pip installs, one command after the other, and a module that compiles code at its first import."""
 
     name: str
     installs: tuple[tuple[str, ...], ...]
+    compiles: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def python_of(environment: Environment, work: Path) -> tuple[Path | None, str]:
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             return None, f"Cannot be installed: {(errors or ['pip failed'])[0]}"[:300]
+    if environment.compiles:  # here, so that it is in no tool's time
+        subprocess.run([python, "-c", f"import {environment.compiles}"], capture_output=True, check=False)
     (folder / ".ready").touch()
     return python, ""
 
