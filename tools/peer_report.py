@@ -146,9 +146,12 @@ def figure(rows: Iterable[Row], path: Path) -> None:
     if not panels:
         return
     looks = _looks(dict.fromkeys(row.tool for _, found in panels for row in found))
-    drawn, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels) + 0.6, 4.9), squeeze=False)
+    across, down = min(2, len(panels)), -(-len(panels) // 2)
+    drawn, axes = plt.subplots(down, across, figsize=(4.2 * across + 0.6, 3.5 * down + 1.2), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
     handles: dict[str, Any] = {}
-    for axis, ((part, bits), found) in zip(axes[0], panels, strict=True):
+    for axis, ((part, bits), found) in zip(axes.flat, panels, strict=False):
         for row in found:
             colour, marker = looks[row.tool]
             (dot,) = axis.plot([row.cpu], [row.top1], marker, color=colour, ms=8, mec="white", mew=0.6)
@@ -165,9 +168,11 @@ def figure(rows: Iterable[Row], path: Path) -> None:
         axis.set_title(f"{part}, {bits}", fontsize=10)
         axis.set_xlabel("CPU seconds")
         axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("top-1, % (dashed: float)")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("top-1, % (dashed: float)")
     drawn.legend(handles.values(), handles.keys(), loc="lower center", ncols=4, fontsize=8, frameon=False)
-    drawn.tight_layout(rect=(0, 0.05 + 0.05 * -(-len(handles) // 4), 1, 1))
+    inches = 0.3 + 0.19 * -(-len(handles) // 4)  # of the legend
+    drawn.tight_layout(rect=(0, inches / drawn.get_figheight(), 1, 1))
     drawn.savefig(path, dpi=110)
     plt.close(drawn)
 

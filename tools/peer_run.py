@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-POLL = 0.2  # seconds between two looks at the memory
+POLL, LONGEST_POLL = 0.2, 2.0  # seconds between two looks at the memory, which take time of their own
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What pip installs, one command after the other."""
+    """What pip installs, one command after the other, and a module that compiles code at its first import."""
 
     name: str
     installs: tuple[tuple[str, ...], ...]
+    compiles: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def python_of(environment: Environment, work: Path) -> tuple[Path | None, str]:
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             return None, f"Cannot be installed: {(errors or ['pip failed'])[0]}"[:300]
+    if environment.compiles:  # here, so that it is in no tool's time
+        subprocess.run([python, "-c", f"import {environment.compiles}"], capture_output=True, check=False)
     (folder / ".ready").touch()
     return python, ""
 
@@ -70,7 +73,7 @@ def measured(command: Sequence[Any], log: Path, longest: float) -> Measured:
             if not stopped and time.perf_counter() - begin > longest:
                 stopped = True
                 os.killpg(process.pid, signal.SIGKILL)
-            time.sleep(POLL)
+            time.sleep(min(LONGEST_POLL, max(POLL, 0.02 * (time.perf_counter() - begin))))
     process.returncode = os.waitstatus_to_exitcode(status)  # so that it is not waited for again
     wall, cpu = time.perf_counter() - begin, usage.ru_utime + usage.ru_stime
     return Measured(process.returncode, wall, cpu, peak, log.read_text(encoding="utf-8", errors="replace"), stopped)

@@ -42,7 +42,9 @@ RUNTIME = ("onnxruntime==1.31.1", "onnx==1.23.2")
 STOCK = Environment("onnxruntime", ((*RUNTIME, "sympy==1.14.0"),))
 OWN = Environment("onnxcalib", ((*RUNTIME, "-e", f"{ROOT}[runtime]"),))
 AIMET = Environment("aimet", (TORCH, (*TORCH, "aimet-onnx==2.42.0", *RUNTIME)))
-QUARK = Environment("quark", (TORCH, (*TORCH, "amd-quark==0.13", "onnxruntime==1.31.1", "onnx==1.22.0")))
+QUARK = Environment(
+    "quark", (TORCH, (*TORCH, "amd-quark==0.13", "onnxruntime==1.31.1", "onnx==1.22.0")), compiles="quark.onnx"
+)
 NNCF = Environment("nncf", (("nncf==3.4.0", *RUNTIME),))
 COMPRESSOR = Environment(
     "neural_compressor", (("onnx-neural-compressor==1.0", "prettytable==3.18.0", "scipy==1.17.1", *RUNTIME),)
@@ -243,7 +245,7 @@ def compare(
 def main() -> None:
     """Runs what is not there yet, and prints the table of all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("zoo", type=Path, nargs="?", help="The folder of models and data; not for --smoke.")
+    parser.add_argument("zoo", type=Path, nargs="?", help="The folder of models and data; --smoke needs none.")
     parser.add_argument("--smoke", action="store_true", help="The demo model, 64 samples, 5 steps a layer.")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "onnxcalib-peers")
     parser.add_argument("--out", type=Path, help="Rows as JSON (default: peers.json in --work).")
@@ -254,7 +256,7 @@ def main() -> None:
     parser.add_argument("--longest", type=float, default=LONGEST, help="Seconds after which a row is given up.")
     parser.add_argument("--retry", action="store_true", help="Rows that failed are tried again.")
     given = parser.parse_args()
-    if given.smoke == (given.zoo is not None):
+    if given.zoo is None and not given.smoke:
         sys.exit("Error: Give a folder of models and data, or --smoke.")
     work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
