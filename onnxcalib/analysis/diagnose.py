@@ -35,7 +35,7 @@ from onnxcalib.runtime.threads import ahead, default_workers
 from onnxcalib.targets import find_target
 
 SAMPLES = 64
-MANY_LAYERS, LEAST_SAMPLES = 64, 8  # what follows a layer is run on all samples with so many layers, and on so many
+MANY_LAYERS, LEAST_SAMPLES = 32, 8  # what follows a layer is run on all samples with so many layers, and on so many
 DISK_BYTES = 4 * 2**30  # of captured tensors at a time
 
 

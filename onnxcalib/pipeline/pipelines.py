@@ -191,7 +191,7 @@ def _quickly_tuned(job: Job, found: Outcome) -> Outcome:
 
 
 def _advanced(job: Job) -> Outcome:
-    """Training as well: layers in parallel before bits are assigned, then one by one and end to end, then biases."""
+    """Training as well: layers in parallel before bits are assigned, then one by one and end to end, or biases."""
     choose_engine(job.recipe.get("engine"))
     return _assembled(job, _trained)
 
@@ -217,11 +217,12 @@ def _trained(job: Job, found: Outcome) -> Outcome:
         plan, tuned, rounding = alone, rounded.best, rounded.chosen
         trained = replace(trained, before=tuned.after, after=tuned.after)
         end_to_end = None if end_to_end is None else replace(end_to_end, before=tuned.after, after=tuned.after)
-    # Biases are tuned on the scales that are written.
-    biases = stages.bias_tuning(job, plan)
     told = None if trained.solved else trained
-    found = replace(found, plan=biases.plan, rounding=rounding, tuned=tuned, trained=told)
-    return replace(found, end_to_end=end_to_end, biases=biases)
+    found = replace(found, plan=plan, rounding=rounding, tuned=tuned, trained=told, end_to_end=end_to_end)
+    if end_to_end is not None and plan is end_to_end.plan:  # which has trained them, on the scales that are written
+        return found
+    biases = stages.bias_tuning(job, plan)
+    return replace(found, plan=biases.plan, biases=biases)
 
 
 def _itself(_: Job, plan: QuantPlan) -> QuantPlan:

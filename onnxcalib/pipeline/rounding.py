@@ -25,8 +25,9 @@ from onnxcalib.pipeline.stages import (
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import MAX_BITS, Recipe, Rounding
 
-# Of the move for the error that arrives: where activations have few bits, all of it would chase noise.
-STRENGTHS = (0.0, 0.5, 1.0)
+# Of the move for the error that arrives. All of it (1) chases noise: of ResNet-20 at three precisions, the quick-start
+# model at three and a language model, it was the best on two of the quick-start model, by 6 % of the loss and by less.
+STRENGTHS = (0.0, 0.5)
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,11 @@ def rounded_and_tuned(job: Job, plan: QuantPlan) -> Roundings:
 
 
 def _best_strength(job: Job, plan: QuantPlan) -> tuple[SecondOrder, Tuned]:
-    """From the strength that is likely to be best on, until the loss after a quick tuning no longer falls."""
-    narrow = any(precision.activation < MAX_BITS for precision in plan.precisions.values())
-    found: list[tuple[SecondOrder, Tuned]] = []
+    """The strength with the least loss after a quick tuning."""
     with _with_float_rows(job) as sharing:
-        for strength in STRENGTHS if narrow else STRENGTHS[::-1]:
-            rounded = second_order_rounding(sharing, plan, strength)
-            found.append((rounded, quick_tuning(job, rounded.plan)))
-            if len(found) > 1 and not found[-1][1].after < found[-2][1].after:
-                return found[-2]
-    return found[-1]
+        rounded = [second_order_rounding(sharing, plan, strength) for strength in STRENGTHS]
+    tried = [(each, quick_tuning(job, each.plan)) for each in rounded]
+    return min(tried, key=lambda pair: pair[1].after)
 
 
 @contextlib.contextmanager
