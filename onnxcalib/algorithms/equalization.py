@@ -18,7 +18,7 @@ from onnxcalib.runtime.session import Session, stream
 FloatArray = npt.NDArray[np.float64]
 
 SAMPLES = 256
-VALUES = 8  # of a channel that are kept for each sample
+VALUES = 2048  # of a channel that are looked at, as many of each sample
 STEPS = 15  # of the grid that a channel's range is found for
 SILENT = 1e-3  # of the loudest channel's range: what lies below is not worth a factor
 SHARES = np.linspace(0.2, 1.0, 17)  # of its peak that a channel's range may be
@@ -41,12 +41,12 @@ def measure_channels(
     names = [each.maker.activated for each in pairs]
     kept: dict[str, list[FloatArray]] = {name: [] for name in names}
     peaks = dict.fromkeys(names, np.zeros(()))
-    done = 0
+    of_each, done = -(-VALUES // len(data)), 0
     for samples, tensors in stream(Session(with_outputs(model.proto, names), model.source), data):
         for name in names:
             values = np.abs(np.moveaxis(tensors[name], 1, 0).reshape(tensors[name].shape[1], -1))
             peaks[name] = np.maximum(peaks[name], values.max(1))
-            kept[name].append(values[:, rng.integers(values.shape[1], size=VALUES * samples)].astype(np.float64))
+            kept[name].append(values[:, rng.integers(values.shape[1], size=of_each * samples)].astype(np.float64))
         done += samples
         progress("equalize", min(done, len(data)), len(data))
     found = {}
