@@ -42,7 +42,7 @@ from onnxcalib.pipeline.stages import sensitivities
 from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import Precision
-from onnxcalib.runtime.session import Session, Tensors
+from onnxcalib.runtime.session import LARGEST_BATCH, Session, Tensors
 from onnxcalib.targets import Storage
 
 SAMPLES = 40
@@ -231,7 +231,7 @@ def test_sessions_are_reused_and_the_base_model_runs_once_a_batch(monkeypatch: p
     Counted.made = []
     monkeypatch.setattr(probes_room, "Session", Counted)
     table = sensitivities(job, candidates).table
-    batches = 2  # of at most 64 samples
+    batches = -(-120 // LARGEST_BATCH)
     # Five layers: one session a layer and choice, and one for what follows the layer, but nothing follows the last.
     base, teacher, *probes = Counted.made
     assert table.samples == 120

@@ -60,8 +60,6 @@ HELD_OUT_MOST = 64
 VALUES = 2**24  # of the outputs of a batch, at most: a head of many classes has more of them than it can learn from
 FEWEST = 4  # samples of a batch; the held-out samples are four times as many as a batch needs
 CHECKS = 10
-GAIN = 0.01  # of the least error so far: less than that is none
-LAST_SHARE = 0.2  # of the steps: as the rates fall to nothing, errors fall that were flat before
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,6 @@ class Schedule:
     relative: bool  # rates count in steps of the grid, shares of the range and deviations of the output
     decay: bool  # rates fall to nothing along a cosine
     floor: float = 0.0  # a start whose error is less of its output's energy stays: nothing after it could tell
-    patience: int | None = None  # checks in a row without a gain, after which only the last, slow steps are taken
 
 
 PAPER = Schedule(
@@ -86,7 +83,7 @@ PAPER = Schedule(
     },
 )  # fmt: skip
 STANDARD = Schedule(
-    steps=DEFAULTS["steps"], batch=64, rows=16384, relative=True, decay=True, floor=2e-4, patience=4,
+    steps=DEFAULTS["steps"], batch=64, rows=16384, relative=True, decay=True, floor=2e-4,
     rates={
         WEIGHT: 3e-2, BIAS: 1e-3, WEIGHT_RANGE: 3e-3, WEIGHT_LOW: 3e-3, INPUT_RANGE: 3e-3, INPUT_LOW: 3e-3,
         ROUNDING: 2e-2,
@@ -141,20 +138,15 @@ def optimise(
     best, before = training.start, training.judge(training.start)
     if before < schedule.floor:
         return Optimised(problem.start, before, before)
-    least, reached, vain, done, between = before, math.inf, 0, 0, max(schedule.steps // CHECKS, 1)
-    while done < schedule.steps:
+    least = before
+    for done in range(1, schedule.steps + 1):
         if stop is not None and stop.is_set():
             raise AbandonedError
-        done += 1
         training.step(rng, done)
-        if done % between == 0:
+        if done % max(schedule.steps // CHECKS, 1) == 0:
             error = training.judge(training.parameters)
-            vain = 0 if error < (1 - GAIN) * reached else vain + 1  # from where fast steps led at first it may be far
-            reached = min(reached, error)
             if error < least:
                 least, best = error, {name: value.copy() for name, value in training.parameters.items()}
-            if schedule.patience is not None and vain >= schedule.patience:
-                done = max(done, schedule.steps - max(round(LAST_SHARE * schedule.steps), 1))
     if least >= before:
         return Optimised(problem.start, before, before)
     return Optimised(training.params(best), before, least)

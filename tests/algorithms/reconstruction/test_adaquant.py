@@ -215,14 +215,6 @@ def test_a_start_below_the_floor_stays(tmp_path: Path, monkeypatch: pytest.Monke
     assert taken
 
 
-def test_where_nothing_is_gained_only_the_last_steps_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, taken = single("conv_relu", SAMPLES), steps_taken(monkeypatch)
-    flat = replace(QUICK, rates=dict.fromkeys(QUICK.rates, 0.0), patience=2)
-    trained(tmp_path, case, problem_of(case, TARGETS["ort"]), flat)
-    # A check every four steps: the first has nothing to be compared with, two find no gain.
-    assert taken == [*range(1, 13), *range(33, 41)]
-
-
 def power_of_two(values: np.ndarray) -> bool:
     return bool((np.log2(values.astype(np.float64)) % 1 == 0).all())
 
