@@ -71,8 +71,8 @@ class FloatRows:
             if chosen and (disk > self.disk_bytes or memory > buffer_bytes(CAPTURE_BYTES)):
                 break
             chosen.append(name)
-        room = self.disk_bytes - sum(held.size for held in self._held.values())
-        if disk > room:  # what was found for earlier layers, or at an earlier strength
+        held = sum(each.size for each in self._held.values())
+        if held + sum(map(self._kept_bytes, chosen)) > self.disk_bytes:  # earlier layers' rows make room
             self.close()
         return chosen
 
