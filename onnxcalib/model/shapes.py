@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
 
 import onnx
 
@@ -67,18 +66,6 @@ def with_fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
                 dim.dim_value = size
     fold_shapes(fixed, shapes)
     return fixed
-
-
-def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
-    """A copy whose inputs have these shapes, but for their first axis, which is that of samples."""
-    shaped = copied(model)
-    for value in shaped.graph.input:
-        shape = value.type.tensor_type.shape
-        del shape.dim[:]
-        shape.dim.add().dim_param = "samples"
-        for size in shapes[value.name][1:]:
-            shape.dim.add().dim_value = size
-    return shaped
 
 
 def typed(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -13,8 +13,6 @@ from onnxcalib.algorithms.broken import OutputNoise, Search, output_noise
 from onnxcalib.algorithms.calibration import Statistics, calibrate
 from onnxcalib.algorithms.equalization import Equalization, measure_channels
 from onnxcalib.algorithms.reconstruction.adaquant import SCHEDULES, Optimised
-from onnxcalib.algorithms.reconstruction.block_training import block_schedule
-from onnxcalib.algorithms.reconstruction.blockwise import Blockwise, TrainedBlock
 from onnxcalib.algorithms.reconstruction.end_to_end import (
     NetworkTuned,
     NetworkTuner,
@@ -249,15 +247,6 @@ def sequential_training(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_C
     return _kept_if_better(job, teacher, plan, *layerwise(job, checkpoint).sequential(plan))
 
 
-@stage("block-wise", ("engine", "steps", "seed", "strict", "loss"), title="block-wise training", part=TrainedBlock)
-def block_wise_training(job: Job, plan: QuantPlan, checkpoint: Checkpoint = NO_CHECKPOINT) -> Trained:
-    """Block after block, trained on the quantized network's inputs; kept if the held-out loss falls."""
-    schedule = block_schedule(job.recipe.training.steps)
-    tuner = _tuner(job, plan, schedule)
-    found = Blockwise(tuner, schedule, job.progress, checkpoint).train(plan)
-    return _kept_if_better(job, tuner.teacher, plan, *found)
-
-
 @stage("end-to-end", ("engine", "steps", "seed", "strict", "loss"), title="end-to-end training")
 def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_CHECKPOINT) -> NetworkTuned:
     """All layers at once towards the float model's outputs, on most of the samples, judged on the others.
@@ -300,7 +289,6 @@ STAGES: tuple[Stage[Any, Any], ...] = (
     quick_tuning,
     metric_drop,
     sequential_training,
-    block_wise_training,
     end_to_end_training,
     bias_tuning,
 )
