@@ -80,6 +80,11 @@ class QuantPlan:
         return self.inputs.get(tensor) or self.shared.get(tensor)
 
     @property
+    def reads_floats(self) -> bool:
+        """Whether weights alone are quantized."""
+        return all(precision.activation == FLOAT_BITS for precision in self.precisions.values())
+
+    @property
     def tables(self) -> dict[str, StoredConstant]:
         """By tensor: the embedding tables whose codes are those of a layer."""
         found = (params.table for params in self.layers.values())

@@ -9,7 +9,7 @@
     python tools/benchmark.py ZOO ablation-resnet20      # the advanced pipeline step by step, fixed and mixed precision
     python tools/benchmark.py ZOO ablation-mobilenet_v2 --steps 20   # fewer steps of training than by default
     python tools/benchmark.py ZOO advanced-resnet20      # further precisions beside AdaRound, few samples, both engines
-    python tools/benchmark.py ZOO advanced-mobilenet_v2
+    python tools/benchmark.py ZOO advanced-mobilenet_v2  # also with 1,000 images; advanced-resnet50 too
     python tools/benchmark.py ZOO step      # a training step in forward passes of the same layer
     python tools/benchmark.py ZOO parallel  # the cores that parallel AdaQuant keeps busy, if nothing else runs
     python tools/benchmark.py ZOO memory    # peak memory at 512 and at 2,048 samples, and of the advanced pipeline
@@ -18,8 +18,8 @@
     python tools/benchmark.py ZOO solver    # the integer program of 500 layers at 49 precisions
 
 ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, cifar_resnet20_fused.onnx, imagenet_train512.npz,
-imagenet_val2000.npz (`jpeg` bytes, `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz (`x`, `y`), and for its
-part resnet50.onnx.
+imagenet_train488.npz, imagenet_val2000.npz (`jpeg` bytes, `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz
+(`x`, `y`), and for its parts resnet50.onnx.
 Needs pillow.
 """
 
@@ -52,6 +52,7 @@ from onnxcalib.targets import find_target
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 STD = np.array([0.229, 0.224, 0.225], np.float32)
 LIGHT = Pipeline.LIGHT
+MIXED_SIZES = {"mobilenet_v2": 0.15, "resnet50": 0.14}  # of mixed precision trained, on ImageNet
 UNSAFE = str.maketrans(" ,'", "___")  # in names of files
 
 
@@ -89,8 +90,9 @@ def decoded(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 def prepare(zoo: Path, folder: Path) -> dict[str, Case]:
     """Writes the preprocessed arrays once."""
     if not (folder / "cifar_test.npz").exists():
-        images, _ = decoded(zoo / "imagenet_train512.npz")
+        images, more = (decoded(zoo / f"imagenet_train{count}.npz")[0] for count in (512, 488))
         np.savez(folder / "imagenet_calibration.npz", input=normalized(images))
+        np.savez(folder / "imagenet_1000.npz", input=normalized(np.concatenate([images, more])))
         images, labels = decoded(zoo / "imagenet_val2000.npz")
         np.savez(folder / "imagenet_test.npz", input=normalized(images), labels=labels.astype(np.int64))
         train, test = np.load(zoo / "cifar10_train2k.npz"), np.load(zoo / "cifar10_test10k.npz")
@@ -294,9 +296,10 @@ def advanced(case: Case, folder: Path) -> None:
     """The advanced pipeline at further precisions; on the small network also AdaRound, few samples, both engines."""
     start = Recipe(Pipeline.ADVANCED, steps=case.steps)
     recipes = {"w4a4": replace(start, bits=parse_bits("w4a4"), edge_bits=8)}
-    if case.name == "mobilenet_v2":
+    size = MIXED_SIZES.get(case.name)
+    if size is not None:
         recipes |= {bits: replace(start, bits=parse_bits(bits), edge_bits=8) for bits in ("8", "w4a8")}
-        recipes["w4a4,w8a8 at 0.15"] = replace(start, bits=parse_bits("w4a4,w8a8"), compression=0.15)
+        recipes[f"w4a4,w8a8 at {size}"] = replace(start, bits=parse_bits("w4a4,w8a8"), compression=size)
     else:
         recipes["w4a4 paper target"] = replace(recipes["w4a4"], target="paper")
         recipes["w4a4 paper's training"] = replace(recipes["w4a4"], training=TrainingOptions(Training.PAPER))
@@ -314,7 +317,9 @@ def advanced(case: Case, folder: Path) -> None:
 
     for name, each in recipes.items():
         measure(case, f"advanced {name}", each)
-    if case.name != "mobilenet_v2":
+    if size is not None:
+        measure(replace(case, calibration=folder / "imagenet_1000.npz"), "advanced w4a4, 1000 images", recipes["w4a4"])
+    else:
         images = np.load(case.calibration)["input"]
         for count in (64, 1):
             few = replace(case, calibration=folder / f"cifar_{count}.npz")
@@ -368,7 +373,7 @@ def main() -> None:
     parts |= {"solver": solver, "floor": floor}
     for name in ("resnet20", "resnet20_folded", "mobilenet_v2", "resnet50"):
         parts[f"light-{name}"] = lambda cases, folder, name=name: light(cases[name], folder)
-    for name in ("resnet20", "mobilenet_v2"):
+    for name in ("resnet20", "mobilenet_v2", "resnet50"):
         parts[f"methods-{name}"] = lambda cases, folder, name=name: methods(cases[name], folder)
         parts[f"ablation-{name}"] = lambda cases, folder, name=name: ablation(cases[name], folder)
         parts[f"advanced-{name}"] = lambda cases, folder, name=name: advanced(cases[name], folder)

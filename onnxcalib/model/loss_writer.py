@@ -139,20 +139,6 @@ class LossWriter(ProtoBuilder):
             tensor = self.node("Slice", [tensor, *ends])
         return self.node("Transpose", [tensor], perm=[1, 0]) if turned else tensor
 
-    def scaled(self, codes: FloatArray, scale: str, along: Along) -> str:
-        """Codes that stay, times the scales of their channels or blocks."""
-        if along.block is None:
-            wide = [-1 if axis == along.axis else 1 for axis in range(codes.ndim)]
-            return self.node(
-                "Mul", [self.number("codes", codes), self.node("Reshape", [scale, self._integers("wide", wide)])]
-            )
-        turned, lacking = along.axis == 0, -codes.shape[along.axis or 0] % along.block
-        rows = np.pad(codes.T if turned else codes, ((0, 0), (0, lacking)))
-        scale = self.node("Transpose", [scale], perm=[1, 0]) if turned else scale
-        scale = self.node("Reshape", [scale, self._integers("wide", [-1, 1])])
-        blocks = self.node("Mul", [self.number("codes", rows.reshape(-1, along.block)), scale])
-        return self._joined(blocks, along)
-
     def _integers(self, name: str, values: Sequence[int]) -> str:
         return self.constant(name, np.array(values, np.int64))
 

@@ -18,7 +18,7 @@ from onnxcalib.model.loss_writer import Along, LossWriter
 from onnxcalib.numerics.losses import TEMPERATURE, log_probabilities, temperature_of
 from onnxcalib.numerics.output_kind import OutputKind
 from onnxcalib.numerics.positions import Counts, counts_for
-from onnxcalib.numerics.quant_params import of_each, spread
+from onnxcalib.numerics.quant_params import spread
 from onnxcalib.plan import QuantPlan
 
 FloatArray = npt.NDArray[np.float32]
@@ -40,14 +40,9 @@ def bias_name(layer: Layer) -> str:
     return f"{layer.name}:bias"
 
 
-def weight_name(layer: Layer) -> str:
-    """The input that takes a layer's weight before it is rounded."""
-    return f"{layer.name}:weight"
-
-
-def weight_scale_name(layer: Layer) -> str:
-    """The input that takes the steps of a weight's grid."""
-    return f"{layer.name}:weight_scale"
+def quantized_weight_name(layer: Layer) -> str:
+    """The input that takes a layer's weight on its grid."""
+    return f"{layer.name}:quantized_weight"
 
 
 def input_scale_name(tensor: str) -> str:
@@ -226,31 +221,13 @@ class _FloatForm:
             self._quantize_activation(node, scale, zero, axis)
             return
         layer = self.weights.get(node.output[0])
-        if layer is not None and weight_name(layer) in self.values:
-            self._quantize_weight(node, layer)
-            return
-        if layer is not None and weight_scale_name(layer) in self.values:
-            self._scale_codes(node, layer)
+        if layer is not None and quantized_weight_name(layer) in self.values:
+            read = [self.values[quantized_weight_name(layer)]]
+            self.writer.nodes.append(onnx.helper.make_node("Identity", read, node.output, node.name))
             return
         scale, zero = (spread(each, axis, block, quantized.shape) for each in (scale, zero))
         real = ((quantized.astype(np.int32) - zero) * scale).astype(np.float32)
         self.writer.constants.append(numpy_helper.from_array(real, node.output[0]))
-
-    def _quantize_weight(self, node: onnx.NodeProto, layer: Layer) -> None:
-        qparams, writer = self.plan.layers[layer.name].qparams, self.writer
-        scale = self.values.get(weight_scale_name(layer)) or writer.number("scale", qparams.scale)
-        zero = writer.number("zero", qparams.zero_point.astype(np.float32))
-        along = Along(qparams.axis, qparams.block, layer.weight_shape)
-        writer.fake_quantize(self.values[weight_name(layer)], scale, zero, (qparams.low, qparams.high), along)
-        writer.nodes[-1].output[0] = node.output[0]
-
-    def _scale_codes(self, node: onnx.NodeProto, layer: Layer) -> None:
-        """The weight as codes that stay times scales that train."""
-        params = self.plan.layers[layer.name]
-        codes = params.quantized - of_each(params.qparams, params.quantized.shape)[1]
-        along = Along(params.qparams.axis, params.qparams.block, layer.weight_shape)
-        self.writer.scaled(codes.astype(np.float32), self.values[weight_scale_name(layer)], along)
-        self.writer.nodes[-1].output[0] = node.output[0]
 
     def _quantize_activation(
         self, node: onnx.NodeProto, scale: FloatArray, zero: npt.NDArray[Any], axis: int | None

@@ -45,12 +45,12 @@ from onnxcalib.pipeline.job import Job, Start, kept_float, left_float, start
 from onnxcalib.pipeline.left_weights import with_left_weights_stored
 from onnxcalib.pipeline.loading import Part, parts_of, parts_to_drop, without
 from onnxcalib.pipeline.result import Outcome, Result
-from onnxcalib.pipeline.rounding import kept_over_training, rounded_and_tuned, rounds_candidates
+from onnxcalib.pipeline.rounding import rounded_and_tuned, rounds_candidates
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, smooth, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Event, Listener, Progress, listener_of, silent
-from onnxcalib.recipe import Activations, MixedPrecisionOptions, Pipeline, Recipe, Rounding, Training
+from onnxcalib.recipe import Activations, MixedPrecisionOptions, Pipeline, Recipe, Training
 from onnxcalib.recipe.settings import check_sent
 from onnxcalib.runtime.memory import allowed, bounded, peak_bytes
 from onnxcalib.runtime.providers import using
@@ -191,7 +191,7 @@ def _quickly_tuned(job: Job, found: Outcome) -> Outcome:
 
 
 def _advanced(job: Job) -> Outcome:
-    """Training as well: layers in parallel before bits are assigned, then one by one and end to end, or biases."""
+    """Training as well: layers in parallel before bits are assigned, then one by one, end to end, or biases."""
     choose_engine(job.recipe.get("engine"))
     return _assembled(job, _trained)
 
@@ -199,10 +199,9 @@ def _advanced(job: Job) -> Outcome:
 def _trained(job: Job, found: Outcome) -> Outcome:
     """What the advanced pipeline does with assigned bits."""
     rounded = rounded_and_tuned(job, found.plan)
-    # Where activations are rounded too, training goes further from plain rounding, unless the other is asked for.
-    second = job.recipe.weights.rounding is Rounding.SECOND_ORDER or job.recipe.weight_only
-    tuned = rounded.best if second or not rounded.is_second_order else stages.batch_norm_tuning(job, found.plan)
-    if job.recipe.weight_only and rounded.is_second_order:
+    tuned = rounded.best
+    if rounded.is_second_order and trains_end_to_end(job.recipe):
+        # Solved for what layers read in the quantized network: training them one by one has the same aim.
         trained = Trained(tuned.plan, tuned.plan, tuned.after, tuned.after, solved=True)
     else:
         trained = stages.sequential_training(job, tuned.plan)
@@ -211,14 +210,8 @@ def _trained(job: Job, found: Outcome) -> Outcome:
         plan, trained, end_to_end = better_of(job, trained, end_to_end)
     else:
         plan, end_to_end = final_scales(job, trained.plan), None
-    alone = final_scales(job, rounded.best.plan)
-    rounding = rounded.chosen if rounded.best is tuned else rounded.set_aside
-    if rounded.best is not tuned and kept_over_training(job, alone, plan):
-        plan, tuned, rounding = alone, rounded.best, rounded.chosen
-        trained = replace(trained, before=tuned.after, after=tuned.after)
-        end_to_end = None if end_to_end is None else replace(end_to_end, before=tuned.after, after=tuned.after)
     told = None if trained.solved else trained
-    found = replace(found, plan=plan, rounding=rounding, tuned=tuned, trained=told, end_to_end=end_to_end)
+    found = replace(found, plan=plan, rounding=rounded.chosen, tuned=tuned, trained=told, end_to_end=end_to_end)
     if end_to_end is not None and plan is end_to_end.plan:  # which has trained them, on the scales that are written
         return found
     biases = stages.bias_tuning(job, plan)

@@ -11,9 +11,7 @@ from pathlib import Path
 from onnxcalib.algorithms.batchnorm import FloatStatistics, Tuned
 from onnxcalib.algorithms.float_rows import FloatRows
 from onnxcalib.algorithms.second_order import ChosenRounding, SecondOrder
-from onnxcalib.algorithms.teacher import Teacher
-from onnxcalib.data import train_validation_split, why_not_parted
-from onnxcalib.numerics.losses import TEMPERATURE
+from onnxcalib.data import why_not_parted
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.stages import (
     batch_norm_tuning,
@@ -41,11 +39,6 @@ class Roundings:
     def is_second_order(self) -> bool:
         """Whether it is of second order."""
         return self.chosen is not None and self.chosen.strength is not None
-
-    @property
-    def set_aside(self) -> ChosenRounding | None:
-        """The choice, told as not kept."""
-        return None if self.chosen is None else replace(self.chosen, strength=None, after=self.chosen.before)
 
 
 def rounded_and_tuned(job: Job, plan: QuantPlan) -> Roundings:
@@ -75,12 +68,6 @@ def _with_float_rows(job: Job) -> Iterator[Job]:
     scratch = None if directory is None else directory.scratch
     with tempfile.TemporaryDirectory(prefix="onnxcalib_", dir=scratch) as folder:
         yield replace(job, float_rows=FloatRows(job.model, job.layers, learned_from(job), Path(folder)))
-
-
-def kept_over_training(job: Job, rounded: QuantPlan, trained: QuantPlan) -> bool:
-    """Whether the rounding alone is better than what training made of another; both on the scales that are written."""
-    teacher = Teacher(job.model, train_validation_split(job.data)[1], job.float_loss, TEMPERATURE)
-    return teacher.loss_of(job.simulate(rounded)) < teacher.loss_of(job.simulate(trained))
 
 
 def rounds_candidates(recipe: Recipe) -> bool:

@@ -254,10 +254,10 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
     Ensures final scales, unless something has no gradient: the last quarter of the steps trains on its scales. It may
     be worse than the start.
     """
-    if trained.solved:
+    if trained.solved and trained.plan.reads_floats:
         found = _through_network(job, trained.further, scales_schedule(job.recipe.training.steps), checkpoint)
         return replace(found, plan=final_scales(job, found.plan))
-    early, late = schedules_for(job.recipe.training.steps, solved=trained.generalizes)
+    early, late = schedules_for(job.recipe.training.steps, solved=trained.solved or trained.generalizes)
     found = _through_network(job, trained.further, early, checkpoint)
     if found.skip_reason is not None:
         return found

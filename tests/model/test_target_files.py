@@ -126,7 +126,7 @@ def test_batch_norm_tuning_keeps_what_vitis_demands() -> None:
 def test_training_keeps_what_the_target_demands(target: str, bits: str) -> None:
     result = quantized(BUILDERS["conv1d"](), target, bits, pipeline=Pipeline.ADVANCED, steps=8)
     assert check_model(result.model, find_target(target)) == []
-    assert result.trained is not None
+    assert result.end_to_end is not None
 
 
 def test_tensorrt_quantizes_the_shortcut_and_not_the_layer_that_takes_the_add_in() -> None:

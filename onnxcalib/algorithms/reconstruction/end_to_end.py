@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxcalib.algorithms.reconstruction.weight_quantizers import WeightQuantizers, weight_name, weight_scale_name
 from onnxcalib.algorithms.rounding import BIAS_STEPS, least_scale
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.autodiff.adam import Adam, cosine
@@ -28,8 +29,6 @@ from onnxcalib.model.model_loss import (
     distillation_loss,
     input_scale_name,
     model_reference,
-    weight_name,
-    weight_scale_name,
 )
 from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
@@ -58,7 +57,7 @@ SEQUENCES = 4  # of a batch, where every position is an example
 # A batch goes through the network in pieces whose layers' outputs take this at most; a worker takes some 20 times it.
 MICRO_BATCH_BYTES = 40 * 10**6
 CHECKS = 10
-END_TO_END_STEPS, SCALES_STEPS, BIAS_TUNING_STEPS = 8, 2, 2  # for each step of a layer that is asked for
+END_TO_END_STEPS, SCALES_STEPS, BIAS_TUNING_STEPS = 16, 2, 2  # for each step of a layer that is asked for
 SHRINK = 0.6  # for plans that were solved by layers, which leaves many weights at the edge of two quantized values
 # Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
 HINT_SHARE = 3.0
@@ -83,13 +82,13 @@ class Schedule:
 
 BIASES = Schedule("bias tuning", steps=200, bias=3e-3, patience=3)
 END_TO_END = Schedule(
-    "end-to-end AdaQuant", steps=600, after=200, bias=3e-3, weight=2e-3, scale=3e-4, hints=16, last=True
+    "end-to-end AdaQuant", steps=1200, after=400, bias=3e-3, weight=2e-3, scale=3e-4, hints=16, last=True
 )
 # After second-order rounding of weights alone: of what was tried, training scales lowered the held-out loss the most.
 SCALES = Schedule("end-to-end AdaQuant", steps=200, bias=3e-4, scale=1e-3)
 # On the scales that are written, which may not move any more.
 FINAL_SCALES = replace(
-    END_TO_END, stage="end-to-end AdaQuant, final scales", steps=200, before=600, after=0, scale=None
+    END_TO_END, stage="end-to-end AdaQuant, final scales", steps=400, before=1200, after=0, scale=None
 )
 
 
@@ -199,15 +198,20 @@ class NetworkTraining:
         feed = next(iter(tuner.data.batches(self.batch)))
         parameters, rates = self._parameters(feed)
         self.units = {name: parameter.unit for name, parameter in parameters.items()}
-        starts = {name: parameter.start for name, parameter in parameters.items()}
-        started = write_qdq(tuner.model, tuner.layers, self._plan_of(starts), plainest(tuner.target))
+        self.parameters = {name: np.array(it.start, np.float32, order="C") for name, it in parameters.items()}
+        self.quantizers = WeightQuantizers.of(tuner.layers, plan, parameters)
+        read = {name: it for name, it in parameters.items() if not self.quantizers.owns(name)}
+        quantized = self.quantizers.quantized(self.parameters)
+        read |= {name: Parameter(value, np.ones((), np.float32)) for name, value in quantized.items()}
+        started = write_qdq(tuner.model, tuner.layers, self._plan_of(self.parameters), plainest(tuner.target))
         outputs = self.session.run(feed)
         self.mask = find_mask(tuner.data)
         counts = self._counts(feed)
         self.padded = [name for name, output in outputs.items() if counts_for(output, counts) is not None]
-        proto = distillation_loss(started, tuner.layers, plan, parameters, self.kinds, outputs, self.hints, self.padded)
+        proto = distillation_loss(started, tuner.layers, plan, read, self.kinds, outputs, self.hints, self.padded)
+        starts = {name: it.start for name, it in read.items()}
         self.gradients = MicroBatchGradients(proto, starts, tuner.engine, tuner.workers)
-        self.adam = Adam(self.gradients.parameters, rates)
+        self.adam = Adam(self.parameters, rates)
         self.feeds = endless(tuner.data, self.micro_batch, tuner.seed)
 
     def _most_scale(self, name: str, qparams: QuantParams) -> np.float32:
@@ -243,28 +247,36 @@ class NetworkTraining:
         schedule = self.tuner.schedule
         rate = cosine(schedule.before + number, schedule.before + schedule.steps + schedule.after)
         self.hinted = {HINTED: np.asarray(HINT_SHARE * (1 + rate) / 2, np.float32)} if self.hints else {}
-        self.adam.step(self.gradients.run(feeds, self._with_reference), rate)
+        self._read(self.parameters)
+        self._read(self.quantizers.quantized(self.parameters))
+        found = self.gradients.run(feeds, self._with_reference)
+        found |= self.quantizers.gradients(self.parameters, found)
+        self.adam.step(found, rate)
         for tensor, most in self.most.items():
             name = input_scale_name(tensor)
-            if name in self.gradients.parameters:
-                scale = self.gradients.parameters[name]
-                np.minimum(scale, most / self.units[name], out=scale)
+            if name in self.parameters:
+                np.minimum(self.parameters[name], most / self.units[name], out=self.parameters[name])
+
+    def _read(self, values: Mapping[str, FloatArray]) -> None:
+        """What the network reads from now on."""
+        for name in values.keys() & self.gradients.parameters.keys():
+            self.gradients.parameters[name][...] = values[name]
 
     @property
     def state(self) -> dict[str, Any]:
         """Where the training stands."""
-        return {"parameters": self.gradients.parameters, "moments": self.adam.moments}
+        return {"parameters": self.parameters, "moments": self.adam.moments}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from where another stood."""
-        for name, value in self.gradients.parameters.items():
+        for name, value in self.parameters.items():
             value[...] = state["parameters"][name]
         self.adam.restore(state["done"], state["moments"])
         self.feeds = itertools.islice(self.feeds, state["done"] * self.micro_batches, None)
 
     def plan(self) -> QuantPlan:
         """The plan with the parameters as they are now."""
-        return self._plan_of(self.gradients.parameters)
+        return self._plan_of(self.parameters)
 
     def _parameters(self, feed: Tensors) -> tuple[dict[str, Parameter], dict[str, float]]:
         """What trains, and at which rate."""

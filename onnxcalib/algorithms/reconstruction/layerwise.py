@@ -50,7 +50,7 @@ class Trained:
     before: float
     after: float
     skip_reasons: tuple[str, ...] = ()  # why layers could not be trained
-    solved: bool = False  # without gradients: second-order rounding of layers that read floats has the same aim
+    solved: bool = False  # without gradients, by second-order rounding, which has the same aim
 
     @property
     def generalizes(self) -> bool:

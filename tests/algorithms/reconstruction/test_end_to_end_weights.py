@@ -65,9 +65,9 @@ def test_rates_fall_on_where_the_steps_before_left_them() -> None:
         """How far one step of Adam goes: exactly its rate, whatever the gradient."""
         training = NetworkTraining(tuner_of(job, schedule=schedule), plan)
         name = bias_name(job.layers[0])
-        start = training.gradients.parameters[name].copy()
+        start = training.parameters[name].copy()
         training.step(1)
-        return float(np.abs(training.gradients.parameters[name] - start).max())
+        return float(np.abs(training.parameters[name] - start).max())
 
     first, last = replace(END_TO_END, steps=6, after=2), replace(END_TO_END, steps=2, before=6, after=0)
     assert moved(first) == pytest.approx(END_TO_END.bias, rel=1e-2)
