@@ -22,7 +22,7 @@ from onnxcalib.reports.write import write_report
 
 MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz"
 # Fewer steps than by default, and no second-order rounding of the mix: nobody likes to wait for a demo.
-TRAINING = TrainingOptions(steps=30)
+TRAINING = TrainingOptions(steps=60)
 RECIPES = {
     "w8a8_plain": Recipe(),
     "w4a4_plain": Recipe(bits="w4a4", edge_bits=8),
