@@ -187,26 +187,20 @@ def methods(case: Case, folder: Path) -> None:
 
 
 def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
-    """One size, three methods, and what is taken after measuring; each also with batch-norm tuning."""
+    """One size, three methods; each also with batch-norm tuning."""
     from onnxcalib.mixed_precision.assignment import METHODS, solve
     from onnxcalib.mixed_precision.request import Request
     from onnxcalib.pipeline.job import start
-    from onnxcalib.pipeline.stages import allocation, batch_norm_tuning, final_scales, sensitivities
+    from onnxcalib.pipeline.stages import batch_norm_tuning, final_scales, sensitivities
     from onnxcalib.pipeline.sweep import candidates_of
 
     recipe = Recipe(LIGHT, bits=parse_bits(bits), compression=compression)
     job = _equal(start(case.model, case.calibration, recipe).jobs[0])
     candidates = candidates_of(job)
     table = sensitivities(job, candidates).table
-    taken = allocation(job, candidates, table)
-    assert taken.reranking is not None
-    known = ", ".join(f"{method} {loss:.5f}" for method, loss in taken.reranking.losses.items())
-    print(
-        f"{case.name:16} {bits}: taken {taken.allocation.method}, {taken.reranking.least:.5f} on mixed pairs; {known}"
-    )
     found = {method: solve(table, Request.of(table, recipe), method).choices for method in METHODS}
     rows = {}
-    for method, choices in {**found, "taken": taken.allocation.choices}.items():
+    for method, choices in found.items():
         plan = candidates.stitch(choices)
         for label, final in {method: plan, f"{method} + BN": batch_norm_tuning(job, plan).plan}.items():
             path = folder / f"{case.name}_{bits.replace(',', '_')}_{label.replace(' ', '')}.onnx"

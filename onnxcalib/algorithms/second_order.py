@@ -96,7 +96,7 @@ class Rounder:
             for tensor in dict.fromkeys(layer.input for layer in self.layers):
                 readers = [layer for layer in self.layers if layer.input == tensor]
                 missing = [LayerMatrix.of(layer, index) for layer in readers if layer.name not in found]
-                reading = Reading(plan, DrawnRows.of(tensor, missing, len(self.data)))
+                reading = Reading(plan, DrawnRows.of(tensor, missing, len(self.data)), moves=strength > 0)
                 with contextlib.closing(floats.batches(tensor)) as exact:
                     network.advance(tensor, plan, reading.beside(exact))
                 for matrix in missing:
@@ -167,8 +167,7 @@ class LayerRounding:
         self.matrix, self.bias, self.moments = matrix, bias, moments
         self.weight = matrix.weights(weight).astype(np.float64)
         # What shifts a whole channel is the bias's to make good, where there is one.
-        squares, self.lost = moments.products(centred=matrix.layer.takes_bias)
-        self.squares = damped(squares)
+        self.squares = damped(moments.squares(centred=matrix.layer.takes_bias))
 
     @property
     def importance(self) -> Array:
@@ -178,7 +177,10 @@ class LayerRounding:
 
     def wanted(self, strength: float) -> FloatArray:
         """The weights that make the most of what arrives, or a part of the way there."""
-        return self.weight + strength * arriving_move(self.weight, self.lost, self.squares) if strength else self.weight
+        if not strength:
+            return self.weight
+        lost = self.moments.lost(centred=self.matrix.layer.takes_bias)
+        return self.weight + strength * arriving_move(self.weight, lost, self.squares)
 
     def rounded(
         self, wanted: FloatArray, qparams: QuantParams, *, fits: bool
@@ -217,12 +219,12 @@ class LayerRounding:
 class Reading:
     """Gathers the moments of a tensor as its layers read it."""
 
-    def __init__(self, plan: QuantPlan, rows: DrawnRows) -> None:
+    def __init__(self, plan: QuantPlan, rows: DrawnRows, *, moves: bool) -> None:
         self._rows = rows
         self._grids = [grids[rows.tensor] for grids in (plan.shared, plan.inputs) if rows.tensor in grids]
         self._dynamic = rows.tensor in plan.dynamic
         self._batches = 0
-        self.moments = {reads: Moments() for reads in rows.matrices}
+        self.moments = {reads: Moments(moves=moves) for reads in rows.matrices}
 
     def beside(self, exact: Iterator[tuple[tuple[int, ...], RowsByReads]]) -> Take:
         """Takes batches of the quantized network, each with the same rows of the float one."""

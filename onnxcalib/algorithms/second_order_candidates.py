@@ -65,9 +65,9 @@ class CandidateRounder:
         """The moments of what these layers read in the float network."""
         tensors = list(dict.fromkeys(matrix.layer.input for matrix in matrices))
         data = self.rounder.data
+        readers = {tensor: [it for it in matrices if it.layer.input == tensor] for tensor in tensors}
         readings = {
-            tensor: Reading(plan, DrawnRows.of(tensor, [it for it in matrices if it.layer.input == tensor], len(data)))
-            for tensor in tensors
+            tensor: Reading(plan, DrawnRows.of(tensor, readers[tensor], len(data)), moves=False) for tensor in tensors
         }
         given = {value.name for value in self.rounder.model.proto.graph.input}
         made = [tensor for tensor in tensors if tensor not in given]

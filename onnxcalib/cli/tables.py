@@ -104,7 +104,7 @@ def stage_summary(result: Result) -> list[str]:
     lines += _ranges(result.ranges)
     lines += _constants(list(result.plan.constants.values()))
     if result.assigned is not None:
-        lines += _assignment(result.assigned)
+        lines.append(_assignment(result.assigned))
     if result.budget is not None:
         lines.append(_kept(result.budget))
     if result.rounding is not None:
@@ -150,26 +150,13 @@ def _rounding(rounding: ChosenRounding) -> list[str]:
     return [f"second-order rounding: {losses}, {taken}", *skipped]
 
 
-def _assignment(assigned: Assigned) -> list[str]:
-    """The program's optimum, and what measuring took in the end."""
-    reranking, taken = assigned.reranking, assigned.allocation
-    found = taken if reranking is None else reranking.optimum
-    measured = assigned.measured_loss if reranking is None else reranking.optimum_measured
-    estimated = assigned.estimated_loss - taken.estimated_loss + found.estimated_loss
-    tries = "" if assigned.tries == 1 else f", {assigned.tries} tries"
-    program = (
+def _assignment(assigned: Assigned) -> str:
+    """What the integer program found, and how its estimate compares with the assembled model."""
+    found, tries = assigned.allocation, "" if assigned.tries == 1 else f", {assigned.tries} tries"
+    return (
         f"integer program: {proof(found.optimal, found.gap)}{tries}; "
-        f"loss estimated {estimated:.6g}, measured {measured:.6g}"
+        f"loss estimated {assigned.estimated_loss:.6g}, measured {assigned.measured_loss:.6g}"
     )
-    if reranking is None:
-        return [program]
-    others = ", ".join(f"{method} {loss:.6g}" for method, loss in reranking.losses.items() if method != taken.method)
-    least = f"least of {reranking.models} assignments measured on mixup samples, {reranking.least:.6g}"
-    beside = f" ({others})" if others else ""
-    if taken == found:
-        return [program, f"taken: the integer program's optimum, {least}{beside}"]
-    own = f"estimated {assigned.estimated_loss:.6g}, measured {assigned.measured_loss:.6g}"
-    return [program, f"taken: {taken.method}, {least}{beside}; {own}"]
 
 
 def _kept(budget: AccuracyBudget) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from onnxcalib.data.check import are_classes
 from onnxcalib.data.containers import Transform, transformed
-from onnxcalib.data.mixup import MixedPairs, can_be_mixed
 from onnxcalib.data.opening import data_files, open_data
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.spec import Dataset, Feed, InputSpec
@@ -14,11 +13,9 @@ __all__ = [
     "Dataset",
     "Feed",
     "InputSpec",
-    "MixedPairs",
     "Preprocess",
     "Transform",
     "are_classes",
-    "can_be_mixed",
     "data_files",
     "first",
     "first_with",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onnxcalib.errors import RecipeError
-from onnxcalib.mixed_precision.allocate import GREEDY, Allocation, Limit, maximise_gain, minimise_loss
+from onnxcalib.mixed_precision.allocate import GREEDY, Allocation, maximise_gain, minimise_loss
 from onnxcalib.mixed_precision.request import Request
-from onnxcalib.mixed_precision.rerank import Ask, Reranking, rerank
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.recipe import Precision
 
@@ -25,7 +24,6 @@ class Assigned:
     estimated_loss: float  # of the whole model: the base model's loss and the sum of the increases
     measured_loss: float
     tries: int
-    reranking: Reranking | None = None  # with other assignments, where there were any
 
 
 def assign(table: SensitivityTable, request: Request, measure: Measure) -> Assigned:
@@ -58,27 +56,6 @@ def assign(table: SensitivityTable, request: Request, measure: Measure) -> Assig
         f"`max_loss={most:.6g}` could not be kept in {tries} tries; the last lost {found.measured_loss:.6g}.",
         "Allow more loss, or offer more bits.",
     )
-
-
-def reranked(
-    table: SensitivityTable, request: Request, assigned: Assigned, measure: Measure, ask: Ask, sets: int
-) -> Assigned:
-    """What measures best among the program's optimum and others; none costs more or breaks a loss budget."""
-    limits, overrides = list(request.limits), request.overrides
-    optimum = assigned.allocation
-    if all(optimum.choices[row.layer] == table.base for row in table.layers if row.layer not in overrides):
-        return assigned
-    most = request.max_loss
-    if most is not None:
-        cost = request.minimise
-        limits = [*(limit for limit in limits if limit.cost != cost), Limit(cost, optimum.costs[cost])]
-    taken, losses, least, models = rerank(
-        table, limits, overrides, optimum, ask, sets, lambda choices: most is None or measure(choices) <= most
-    )
-    told = Reranking(optimum, assigned.measured_loss, losses, least, models)
-    if taken is optimum:
-        return replace(assigned, reranking=told)
-    return replace(_measured(table, taken, measure, assigned.tries), reranking=told)
 
 
 def solve(table: SensitivityTable, request: Request, method: str) -> Allocation:

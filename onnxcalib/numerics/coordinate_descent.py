@@ -28,22 +28,22 @@ def descended(
             columns_first(np.broadcast_to(each, weight.shape)[:, rows])
             for each in (weight, quantized, grid.scale, grid.zero_point)
         )
+        pull = products(moments, given - scale * (steps - zero))
         for _ in range(PASSES):
-            _pass(given, steps, moments, Grid(scale, zero, grid.low, grid.high))
+            _pass(pull, steps, moments, Grid(scale, zero, grid.low, grid.high))
         real = scale * (steps - zero)
-        best = products(moments, given - real) / np.diagonal(moments, axis1=1, axis2=2).T[:, :, None]
+        best = pull / np.diagonal(moments, axis1=1, axis2=2).T[:, :, None]
         found[:, rows] = steps.transpose(1, 2, 0)
         source[:, rows] = (real + np.clip(best, -HALF * scale, HALF * scale)).transpose(1, 2, 0)
     return found, source
 
 
-def _pass(weight: FloatArray, steps: FloatArray, moments: FloatArray, grid: Grid) -> None:
-    """Every column once, in place."""
-    scale, zero = grid.scale, grid.zero_point
-    pull = products(moments, weight - scale * (steps - zero))
-    for start in range(0, len(weight), BATCH):
-        end = min(start + BATCH, len(weight))
-        part, moved = pull[start:end].copy(), np.empty((end - start, *weight.shape[1:]))
+def _pass(pull: FloatArray, steps: FloatArray, moments: FloatArray, grid: Grid) -> None:
+    """Every column once, in place; the pull of the moments on the error follows."""
+    scale = grid.scale
+    for start in range(0, len(steps), BATCH):
+        end = min(start + BATCH, len(steps))
+        part, moved = pull[start:end].copy(), np.empty((end - start, *steps.shape[1:]))
         for place, column in enumerate(range(start, end)):
             own = part[place] / (moments[:, column, column, None] * scale[column])
             best = np.clip(np.rint(steps[column] + own), grid.low, grid.high)
@@ -73,7 +73,7 @@ def fitted_scales(
 def _fitted(weight: FloatArray, steps: FloatArray, moments: FloatArray, scale: FloatArray, block: int) -> FloatArray:
     """One block after the other, each with the others as they are; changes the scales in place."""
     found = scale[:, :, ::block].copy()
-    for _ in range(PASSES):
+    for _ in range(PASSES if block < weight.shape[2] else 1):  # a single block has its least error at once
         pull = (weight - scale * steps) @ moments
         for place, start in enumerate(range(0, weight.shape[2], block)):
             part = slice(start, start + block)

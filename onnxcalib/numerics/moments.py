@@ -17,8 +17,9 @@ WAITING = 2**22
 class Moments:
     """Means and products of rows [groups, rows, columns] of the float network and of the quantized one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, moves: bool = True) -> None:
         self.rows = 0
+        self._moves = moves  # else nothing asks for products with what was lost, which cost as much as squares
         self._origin: Array = np.zeros(())
         self._totals: tuple[FloatArray, ...] = ()
         self._waiting: list[tuple[Array, Array]] = []
@@ -37,11 +38,12 @@ class Moments:
         if not self._totals:  # sums of values far from zero would lose what sets them apart
             self._origin = ones @ read / np.float32(read.shape[1])
             groups, columns = read.shape[0], read.shape[2]
-            shapes = [(groups, 1, columns)] * 2 + [(groups, columns, columns)] * 2
+            shapes = [(groups, 1, columns)] * 2 + [(groups, columns, columns)] * (1 + self._moves)
             self._totals = tuple(np.zeros(shape) for shape in shapes)
         lost = np.subtract(wanted, read, out=wanted)
         read -= self._origin
-        new = ones @ read, ones @ lost, _products(read, read), _products(lost, read)
+        new = [ones @ read, ones @ lost, _products(read, read)]
+        new += [_products(lost, read)] if self._moves else []
         for total, more in zip(self._totals, new, strict=True):
             np.add(total, more, out=total)
 
@@ -62,17 +64,21 @@ class Moments:
         """Whether all that was read is a number."""
         return all(np.isfinite(each).all() for each in self._sums)
 
-    def products(self, *, centred: bool) -> tuple[FloatArray, FloatArray]:
-        """The mean of Xq Xq^T and that of (X - Xq) Xq^T; centred: without what a bias takes."""
-        read, lost = (each / self.rows for each in self._sums[:2])
-        squares, products = (each / self.rows for each in self._sums[2:])
-        squares -= read.swapaxes(1, 2) @ read
-        products -= lost.swapaxes(1, 2) @ read
-        if not centred:
-            mean = read + self._origin
-            squares += mean.swapaxes(1, 2) @ mean
-            products += lost.swapaxes(1, 2) @ mean
-        return squares, products
+    def squares(self, *, centred: bool) -> FloatArray:
+        """The mean of Xq Xq^T; centred: without what a bias takes."""
+        return self._mean_product(0, 2, centred=centred)
+
+    def lost(self, *, centred: bool) -> FloatArray:
+        """The mean of (X - Xq) Xq^T."""
+        return self._mean_product(1, 3, centred=centred)
+
+    def _mean_product(self, left: int, place: int, *, centred: bool) -> FloatArray:
+        own, read = (self._sums[each] / self.rows for each in (left, 0))
+        found = self._sums[place] / self.rows - own.swapaxes(1, 2) @ read
+        if centred:
+            return found
+        mean = read + self._origin
+        return np.asarray(found + (mean if left == 0 else own).swapaxes(1, 2) @ mean)
 
 
 def _products(left: Array, right: Array) -> Array:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,11 +30,9 @@ from onnxcalib.algorithms.tied import SHARED_BITS, sharing_tables, tied_layers
 from onnxcalib.data import Dataset, first, train_validation_split
 from onnxcalib.mixed_precision import sensitivity
 from onnxcalib.mixed_precision.allocate import minimise_loss
-from onnxcalib.mixed_precision.assembled import Assembled, assembled_losses, sendable
-from onnxcalib.mixed_precision.assignment import Assigned, assign, reranked
+from onnxcalib.mixed_precision.assembled import Assembled, sendable
+from onnxcalib.mixed_precision.assignment import Assigned, assign
 from onnxcalib.mixed_precision.costs import Problem, unmeasured
-from onnxcalib.mixed_precision.mixup_validation import SAMPLES as MIXUP_SAMPLES
-from onnxcalib.mixed_precision.mixup_validation import mixup_places
 from onnxcalib.mixed_precision.probes import Probed
 from onnxcalib.mixed_precision.request import (
     Request,
@@ -44,7 +41,6 @@ from onnxcalib.mixed_precision.request import (
     quantized_only,
     uniform_precisions,
 )
-from onnxcalib.mixed_precision.rerank import most_measurements
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.equalize import equalized, exponents_of, find_equalization_pairs
 from onnxcalib.model.layers import find_layers
@@ -181,24 +177,9 @@ def sensitivities(job: Job, candidates: Candidates, checkpoint: Checkpoint = NO_
 
 
 @stage("allocation", ("loss", "metric", *LIMITS, *PRECISIONS))
-def allocation(
-    job: Job, candidates: Candidates, table: SensitivityTable, checkpoint: Checkpoint = NO_CHECKPOINT
-) -> Assigned:
-    """The integer program's choice, measured on the assembled model, or one that measures better."""
-    measure, request = measured_by(job, candidates), Request.of(table, job.recipe)
-    assigned = assign(table, request, measure)
-
-    data = first(job.data, MIXUP_SAMPLES)
-    sets = mixup_places(data, job.loss)
-    told, most = itertools.count(1), most_measurements(len(sets))
-
-    def tell() -> None:
-        job.progress("assignments", next(told), most)
-
-    with assembled_losses(assembled(job, candidates, data, sets), job.workers, tell, checkpoint) as ask:
-        chosen = reranked(table, request, assigned, measure, ask, len(sets))
-    job.progress("assignments", 1, 1)  # often fewer are measured than might have been
-    return chosen
+def allocation(job: Job, candidates: Candidates, table: SensitivityTable) -> Assigned:
+    """The integer program's choice, measured on the assembled model."""
+    return assign(table, Request.of(table, job.recipe), measured_by(job, candidates))
 
 
 @stage("second-order", ("ranges", "overrides"), title="second-order rounding", part=RoundedLayer)
@@ -312,9 +293,9 @@ def final_scales(job: Job, plan: QuantPlan) -> QuantPlan:
     return with_rounding_safe_scales(job.model, job.layers, job.points, plan, job.target)
 
 
-def assembled(job: Job, candidates: Candidates, data: Dataset, mixups: Sequence[int | None] = (None,)) -> Assembled:
+def assembled(job: Job, candidates: Candidates, data: Dataset) -> Assembled:
     """What jobs share that measure assignments."""
-    return Assembled(job.model, job.layers, job.target, candidates, sendable(data), job.loss, mixups)
+    return Assembled(job.model, job.layers, job.target, candidates, sendable(data), job.loss)
 
 
 def measured_by(job: Job, candidates: Candidates) -> Callable[[Mapping[str, Precision]], float]:

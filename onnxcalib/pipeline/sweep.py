@@ -66,8 +66,10 @@ def _measured(job: Job, candidates: Candidates, points: Sequence[Point]) -> list
     """The points with the losses of their assembled models; equal ones are measured once."""
     told, choices = itertools.count(1), {_key(point): point.allocation.choices for point in points}
     work = stages.assembled(job, candidates, enough(job.model, job.data))
-    with assembled_losses(work, job.workers, lambda: job.progress("curve", next(told), len(choices))) as ask:
-        losses = dict(zip(choices, ask([(0, each) for each in choices.values()]), strict=True))
+    found = assembled_losses(
+        work, job.workers, list(choices.values()), lambda: job.progress("curve", next(told), len(choices))
+    )
+    losses = dict(zip(choices, found, strict=True))
     return [replace(point, measured_loss=losses[_key(point)]) for point in points]
 
 

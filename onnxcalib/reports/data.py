@@ -113,15 +113,13 @@ def mixed_precision_data(result: Result) -> ReportData:
         }
         for point in curve(table, ratios_between(table, POINTS, overrides), overrides)
     ]
-    optimum = found.allocation if found.reranking is None else found.reranking.optimum
     chosen = {
         "size": found.allocation.costs["size"] / table.float_costs["size"],
         "estimated_loss": found.estimated_loss,
         "measured_loss": found.measured_loss,
-        "proof": proof(optimum.optimal, optimum.gap),
-        "gap": optimum.gap,
+        "proof": proof(found.allocation.optimal, found.allocation.gap),
+        "gap": found.allocation.gap,
         "method": found.allocation.method,
-        "mixup_losses": {} if found.reranking is None else {**found.reranking.losses, "taken": found.reranking.least},
     }
     return {"sensitivity": as_dict(table), "curve": points, "chosen": chosen}
 

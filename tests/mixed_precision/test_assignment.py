@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from by_hand import divergence
-from said import refused
+from said import names, refused
 
-from models import conv_net, feed_for, run, transformer_block
+from models import build, conv_net, feed_for, normal, run, transformer_block
+from onnxcalib.cli.tables import stage_summary
 from onnxcalib.errors import RecipeError
 from onnxcalib.mixed_precision import assignment
 from onnxcalib.mixed_precision.allocate import Allocation
@@ -18,6 +20,7 @@ from onnxcalib.mixed_precision.assignment import METHODS, TRIES, Assigned
 from onnxcalib.mixed_precision.request import Request, add_cost_tables
 from onnxcalib.mixed_precision.table import LayerChoices, SensitivityTable
 from onnxcalib.model.io import constant_bytes
+from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.pipeline.pipelines import quantize
 from onnxcalib.recipe import Pipeline, Precision, RangeMethod, Recipe, parse_bits
 from onnxcalib.recipe.overrides import expanded
@@ -276,11 +279,39 @@ def test_a_compression_is_kept_by_the_file() -> None:
     assert result.table is not None
     found = result.assigned
     assert result.plan.precisions == found.allocation.choices
-    assert found.reranking is not None
-    assert found.reranking.optimum.optimal
+    assert found.allocation.optimal
     assert constant_bytes(result.model) <= found.allocation.costs["size"] <= 0.53 * result.table.float_costs["size"]
     assert len(set(found.allocation.choices.values())) > 1
     assert found.measured_loss > 0
+    (told,) = (line for line in stage_summary(result) if "integer program" in line)
+    names(told, "optimal", f"{found.estimated_loss:.6g}", f"{found.measured_loss:.6g}")
+
+
+@pytest.mark.parametrize("kind", [LossKind.DISTILLATION, LossKind.CROSS_ENTROPY])
+def test_bits_of_a_model_of_tokens_are_assigned_by_either_loss(kind: LossKind) -> None:
+    model = build(
+        """net (int64[N, 4] ids) => (float[N, 5] y) {
+            e = Gather <axis = 0> (table, ids)
+            f = Flatten (e)
+            h = Gemm (f, w1, b1)
+            r = Relu (h)
+            y = Gemm (r, w2, b2)
+        }""",
+        table=normal(10, 4),
+        w1=normal(16, 12, seed=1),
+        b1=normal(12, seed=2),
+        w2=normal(12, 5, seed=3),
+        b2=normal(5, seed=4),
+    )
+    rng = np.random.default_rng(0)
+    data = {"ids": rng.integers(0, 10, (24, 4)), "labels": rng.integers(0, 5, 24)}
+    result = quantize(model, data, light("w4a8,w8a8", compression=0.6, loss=kind))
+    assert result.assigned is not None
+    assert result.table is not None
+    found = result.assigned.allocation
+    assert len(set(found.choices.values())) == 2
+    assert found.costs["size"] <= 0.6 * result.table.float_costs["size"]
+    assert (result.table.loss, result.table.samples) == (kind.value, 24)
 
 
 def test_a_loss_budget_is_kept_by_the_model() -> None:

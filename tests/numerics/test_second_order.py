@@ -132,7 +132,7 @@ def test_moments_are_those_of_all_rows_at_once(centred: bool) -> None:
     lost = wanted - read
     if centred:
         read, lost = (rows - rows.mean(axis=1, keepdims=True) for rows in (read, lost))
-    squares, products = found.products(centred=centred)
+    squares, products = found.squares(centred=centred), found.lost(centred=centred)
     rows = read.shape[1]
     np.testing.assert_allclose(squares, read.swapaxes(1, 2) @ read / rows, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(products, lost.swapaxes(1, 2) @ read / rows, rtol=1e-4, atol=1e-4)
@@ -141,7 +141,8 @@ def test_moments_are_those_of_all_rows_at_once(centred: bool) -> None:
 def test_the_move_is_the_least_squares_answer_to_what_was_lost() -> None:
     wanted, read = paired_rows()
     weight = np.random.default_rng(6).normal(size=(2, 3, 6))
-    squares, lost = gathered(wanted, read).products(centred=False)
+    found = gathered(wanted, read)
+    squares, lost = found.squares(centred=False), found.lost(centred=False)
     moved = weight + arriving_move(weight, lost, squares)
     for group in range(2):
         best = np.linalg.lstsq(read[group], wanted[group] @ weight[group].T, rcond=None)[0].T
