@@ -48,8 +48,9 @@ def with_statistics(
     reach: float = REACH,
     padded: Collection[str] = (),
     row_steps: Mapping[str, int] = {},
+    kept: Sequence[str] = (),
 ) -> onnx.ModelProto:
-    """The model with channel means and variances as its only outputs.
+    """The model with channel means and variances as its outputs, beside those that are kept.
 
     With limits it also normalizes each layer's batch to the wanted statistics, by a factor kept within the limits, so
     that later layers see corrected inputs. Of the padded layers, rows count by the input SHARES, one on average.
@@ -58,7 +59,8 @@ def with_statistics(
 
     def change(graph: gs.Graph) -> None:
         builder = _Builder(graph, opset_of(model), reach, padded, row_steps)
-        graph.outputs = [value for layer in layers for value in builder.add(layer, limits)]
+        measured = [value for layer in layers for value in builder.add(layer, limits)]
+        graph.outputs = [*measured, *(value for value in graph.outputs if value.name in kept)]
 
     return edit(model, change)
 
@@ -89,6 +91,9 @@ class _Builder(SurgeonBuilder):
         normalized = self._normalized(layer, tensor, (mean, variance), limits)
         for node in readers:
             node.inputs = [normalized if value is tensor else value for value in node.inputs]
+        if any(value is tensor for value in self.graph.outputs):  # who reads it later gets what readers get here
+            normalized.name, tensor.name = tensor.name, normalized.name
+            self.graph.outputs = [normalized if value is tensor else value for value in self.graph.outputs]
         return measured
 
     def _some_rows(self, layer: Layer, tensor: gs.Variable) -> gs.Variable:
