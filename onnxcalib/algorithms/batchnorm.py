@@ -24,6 +24,7 @@ from onnxcalib.model.channel_statistics import (
     TINY_VARIANCE,
     bound_names,
     mean_name,
+    statistics_shape,
     variance_name,
     wanted_name,
     with_statistics,
@@ -213,8 +214,8 @@ def _shares(mask: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _as_inputs(layers: Sequence[Layer], wanted: Tensors) -> Tensors:
-    names = [name for layer in layers for name in (mean_name(layer), variance_name(layer), *bound_names(layer))]
-    return {wanted_name(name): wanted[name] for name in names}
+    named = [(each, name) for each in layers for name in (mean_name(each), variance_name(each), *bound_names(each))]
+    return {wanted_name(name): wanted[name].reshape(statistics_shape(layer)) for layer, name in named}
 
 
 class _Feeds:
@@ -253,8 +254,8 @@ class _Sums:
 
     def add(self, layers: Sequence[Layer], tensors: Tensors, samples: int) -> None:
         for layer in layers:
-            self._means[layer.name] += samples * tensors[mean_name(layer)].astype(np.float64)
-            self._variances[layer.name] += samples * tensors[variance_name(layer)].astype(np.float64)
+            self._means[layer.name] += samples * tensors[mean_name(layer)].reshape(-1).astype(np.float64)
+            self._variances[layer.name] += samples * tensors[variance_name(layer)].reshape(-1).astype(np.float64)
             self._samples[layer.name] += samples
 
     def statistics(self) -> dict[str, ChannelStatistics]:
