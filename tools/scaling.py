@@ -4,7 +4,8 @@
     python tools/scaling.py FOLDER                     # plain, light, light with a report; tables and a plot
     python tools/scaling.py FOLDER --kind report --layers 50 100
 
-Writes FOLDER/scaling.csv, FOLDER/scaling.md and FOLDER/scaling.png. CPU seconds are those of all threads: on a busy machine they say more.
+Writes FOLDER/scaling.csv, FOLDER/scaling.md and FOLDER/scaling.png.
+CPU seconds are those of all threads: on a busy machine they say more.
 """
 
 from __future__ import annotations
