@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """How time and memory grow with layers and with samples: a chain of convolutions, quantized in processes of their own.
 
-    python tools/scaling.py FOLDER                     # plain, light, light with a report; a table, a CSV and a plot
+    python tools/scaling.py FOLDER                     # plain, light, light with a report; tables and a plot
     python tools/scaling.py FOLDER --kind report --layers 50 100
 
-Writes FOLDER/scaling.csv and FOLDER/scaling.png. CPU seconds are those of all threads: on a busy machine they say more.
+Writes FOLDER/scaling.csv, FOLDER/scaling.md and FOLDER/scaling.png.
+CPU seconds are those of all threads: on a busy machine they say more.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ KINDS = ("plain", "light", "report")
 COLUMNS = ("kind", "layers", "samples", "seconds", "cpu", "MB", "model_MB")
 
 Row = dict[str, Any]
+MODEL = "the model's file, MB"
+CELLS: dict[str, Callable[[Row], str]] = {
+    "CPU s": lambda row: f"{row['cpu']:.2f}",
+    "CPU ms a layer": lambda row: f"{1000 * row['cpu'] / row['layers']:.1f}",
+    "peak MB": lambda row: str(row["MB"]),
+    MODEL: lambda row: f"{row['model_MB']:.2f}",
+}
 
 
 def chain(layers: int) -> onnx.ModelProto:
@@ -68,7 +76,7 @@ def measured(kind: str, layers: int, samples: int, folder: Path) -> Row:
         np.savez(data, x=values.astype(np.float32))
     command = [sys.executable, __file__, "--one", kind, str(model), str(data)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    size = {"layers": layers, "samples": samples, "model_MB": round(model.stat().st_size / 2**20, 1)}
+    size = {"layers": layers, "samples": samples, "model_MB": round(model.stat().st_size / 2**20, 2)}
     return {"kind": kind, **size, **json.loads(done.stdout.splitlines()[-1])}
 
 
@@ -94,8 +102,23 @@ def told(row: Row) -> str:
     each = f"{1000 * row['cpu'] / row['layers']:6.1f} ms a layer, {1000 * row['cpu'] / row['samples']:6.1f} ms a sample"
     return (
         f"{row['kind']:6} {row['layers']:4} layers {row['samples']:5} samples {row['seconds']:7.2f} s, "
-        f"CPU {row['cpu']:7.2f} s, {each}, peak {row['MB']:4} MB"
+        f"CPU {row['cpu']:7.2f} s, {each}, peak {row['MB']:4} MB, the model {row['model_MB']:.2f} MB"
     )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All measurements in Markdown, a column for each number of layers and of samples."""
+    columns = list(dict.fromkeys((row["layers"], row["samples"]) for row in rows))
+    few = [f"{layers} layers" if samples == FEW_SAMPLES else f"{samples:,} samples" for layers, samples in columns]
+    found = {(row["kind"], row["layers"], row["samples"]): row for row in rows}
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    lines = [["", *few], ["---"] * (len(few) + 1)]
+    for name, cell in CELLS.items():
+        for kind in kinds if name != MODEL else kinds[:1]:
+            cells = (found.get((kind, *column)) for column in columns)
+            told = name if name == MODEL else f"{kind}, {name}"
+            lines.append([told, *("" if row is None else cell(row) for row in cells)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def chains(folder: Path, kinds: Sequence[str] = KINDS[:2], layers: Sequence[int] = LAYERS) -> list[Row]:
@@ -157,6 +180,8 @@ def main() -> None:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
+    (asked.folder / "scaling.md").write_text(table(rows), encoding="utf-8")
+    print(table(rows), end="")
     draw(rows, asked.folder / "scaling.png")
 
 

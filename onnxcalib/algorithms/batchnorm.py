@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
+from onnxcalib.algorithms.handed_on import HandedOn, RunningStretch
 from onnxcalib.algorithms.rounding import least_scale
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import Dataset, first
@@ -20,13 +24,15 @@ from onnxcalib.model.channel_statistics import (
     TINY_VARIANCE,
     bound_names,
     mean_name,
+    statistics_shape,
     variance_name,
     wanted_name,
     with_statistics,
 )
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.prepare import Model
-from onnxcalib.model.qdq import write_qdq
+from onnxcalib.model.qdq import write_part, write_qdq
+from onnxcalib.model.stretches import Stretch, Stretches
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.positions import counts_for
 from onnxcalib.numerics.quant_params import QuantParams, broadcast
@@ -37,12 +43,14 @@ from onnxcalib.runtime.session import Session, Tensors, samples_in
 from onnxcalib.targets import Dynamic, Target
 
 FloatArray = npt.NDArray[np.float64]
+Measure = Callable[[int, int, Tensors], Tensors]  # of the batch at a place, with so many samples
 
 BATCH = 32
 ROUNDS = 6
 # A channel whose spread is off by more is broken, not shrunk: no factor repairs it, and a huge one spoils the grid.
 LIMITS = (0.25, 4.0)
 FAR = np.float32(1e30)  # a bound that nothing reaches
+MOST_LAYERS = 64  # in one graph that measures them: beyond that, to open it takes longer a layer the more it has
 ROWS, POSITIONS = 14, 512  # of a map at least, that channel statistics are taken of; neighbours tell the same
 
 
@@ -67,28 +75,40 @@ class Tuned:
 class FloatStatistics:
     """Channel statistics of the float model on each batch, measured once, however many plans are tuned."""
 
-    def __init__(self, model: Model, layers: Sequence[Layer], data: Dataset, reach: float = REACH) -> None:
-        self._model, self._reach = model, reach
+    def __init__(
+        self, model: Model, layers: Sequence[Layer], data: Dataset, reach: float = REACH, most: int = MOST_LAYERS
+    ) -> None:
+        self._reach = reach
         self.layers = [layer for layer in layers if layer.takes_bias]
         self.mask = find_mask(data)
         feed = next(iter(first(data, 2).batches(2)))
         self.padded, self.row_steps = _how_measured(model, self.layers, feed, self.mask)
-        self._known: dict[tuple[int, int], Tensors] = {}
-        self._session: Session | None = None
+        self.stretches = Stretches(model.proto, self.layers, most)
+        self._known: dict[tuple[str, int, int], Tensors] = {}
 
-    def of(self, place: int, samples: int, feed: Tensors) -> Tensors:
-        """Those of the batch at a place of the data, with so many samples."""
-        if (place, samples) not in self._known:
-            if self._session is None:
-                measuring = (self._model.proto, self.layers, None, self._reach, self.padded, self.row_steps)
-                # Whole batches between nodes that measure them: a pool would double what they take.
-                self._session = Session(with_statistics(*measuring), pool=False)
-            self._known[place, samples] = self._session.run(feed)
-        return self._known[place, samples]
+    def measuring(self, stretch: Stretch, model: onnx.ModelProto, handed_on: HandedOn) -> Measure:
+        """Gives those of the batch at a place of the data, with so many samples; stretch by stretch."""
+        running: RunningStretch | None = None
 
-    def rest(self) -> None:
-        """Gives the session back; what is known stays."""
-        self._session = None
+        def measure(place: int, samples: int, feed: Tensors) -> Tensors:
+            nonlocal running
+            key = (stretch.layers[0].name, place, samples)
+            if key not in self._known:
+                if running is None:
+                    # Whole batches between nodes that measure them: a pool would double what they take.
+                    session = Session(self.with_statistics(model, stretch, None, self._reach), pool=False)
+                    running = handed_on.open(stretch, session)
+                self._known[key] = running.run(feed)
+            return self._known[key]
+
+        return measure
+
+    def with_statistics(
+        self, model: onnx.ModelProto, stretch: Stretch, limits: tuple[float, float] | None, reach: float = REACH
+    ) -> onnx.ModelProto:
+        """The stretch, float or quantized, with the statistics of its layers; with limits they are corrected."""
+        padded = [layer.name for layer in stretch.layers if layer.name in self.padded]
+        return with_statistics(model, stretch.layers, limits, reach, padded, self.row_steps, stretch.makes)
 
 
 @dataclass(frozen=True)
@@ -136,23 +156,25 @@ class Tuner:
     ) -> tuple[dict[str, ChannelStatistics], dict[str, ChannelStatistics]]:
         """Statistics of the float model, and of the quantized one whose earlier layers are already corrected."""
         floats = floats or self._floats()
-        layers = floats.layers
-        quantized = write_qdq(self.model, self.layers, plan, replace(self.target.in_place, dynamic=Dynamic.QDQ))
-        normalizing = with_statistics(quantized, layers, LIMITS, padded=floats.padded, row_steps=floats.row_steps)
-        student = Session(normalizing, pool=False)
-        sums = (_Sums(layers), _Sums(layers))
-        done = 0
-        for place, feed in enumerate(self.data.batches(self.batch)):
-            samples = samples_in(feed, self.data)
-            if floats.mask is not None and floats.padded:
-                feed |= {SHARES: _shares(feed[floats.mask])}
-            wanted = self._wanted(layers, floats.of(place, samples, feed))
-            sums[0].add(wanted, samples)
-            sums[1].add(student.run({**feed, **_as_inputs(layers, wanted)}), samples)
-            done += samples
-            progress("batch norm", done_rounds * len(self.data) + done, self.rounds * len(self.data))
-        floats.rest()
+        sums = (_Sums(floats.layers), _Sums(floats.layers))
+        with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
+            handed_on = [HandedOn(Path(folder) / kind) for kind in ("float", "quantized")]
+            feeds = _Feeds(self.data, self.batch, floats.mask if floats.padded else None)
+            for done, (stretch, model) in enumerate(floats.stretches):
+                measure = floats.measuring(stretch, model, handed_on[0])
+                student = handed_on[1].open(stretch, self._student(plan, stretch, model, floats))
+                for place, samples, feed in feeds.of(stretch):
+                    wanted = self._wanted(stretch.layers, measure(place, samples, feed))
+                    sums[0].add(stretch.layers, wanted, samples)
+                    sums[1].add(stretch.layers, student.run(feed | _as_inputs(stretch.layers, wanted)), samples)
+                    seen = (done_rounds * len(floats.stretches) + done) * len(self.data) + feeds.until(place)
+                    progress("batch norm", seen, self.rounds * len(floats.stretches) * len(self.data))
         return sums[0].statistics(), sums[1].statistics()
+
+    def _student(self, plan: QuantPlan, stretch: Stretch, model: onnx.ModelProto, floats: FloatStatistics) -> Session:
+        target = replace(self.target.in_place, dynamic=Dynamic.QDQ)
+        quantized = write_part(self.model, model, self.layers, plan, target)
+        return Session(floats.with_statistics(quantized, stretch, LIMITS), pool=False)
 
     def _wanted(self, layers: Sequence[Layer], measured: Tensors) -> Tensors:
         if self.reference is BatchNormReference.FLOAT:
@@ -192,29 +214,54 @@ def _shares(mask: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _as_inputs(layers: Sequence[Layer], wanted: Tensors) -> Tensors:
-    names = [name for layer in layers for name in (mean_name(layer), variance_name(layer), *bound_names(layer))]
-    return {wanted_name(name): wanted[name] for name in names}
+    named = [(each, name) for each in layers for name in (mean_name(each), variance_name(each), *bound_names(each))]
+    return {wanted_name(name): wanted[name].reshape(statistics_shape(layer)) for layer, name in named}
+
+
+class _Feeds:
+    """The batches of the data, which is read again only for stretches that have inputs of the model."""
+
+    def __init__(self, data: Dataset, batch: int, mask: str | None) -> None:
+        self._data, self._batch, self._mask = data, batch, mask
+        self._inputs = set[str]()
+        self._known: list[tuple[int, Tensors]] = []  # samples of each batch, and how much its rows count
+
+    def of(self, stretch: Stretch) -> Iterator[tuple[int, int, Tensors]]:
+        """Place, samples and feed of each batch."""
+        if self._known and not set(stretch.reads) & self._inputs:
+            yield from ((place, *known) for place, known in enumerate(self._known))
+            return
+        for place, feed in enumerate(self._data.batches(self._batch)):
+            if len(self._known) == place:
+                shares = {} if self._mask is None else {SHARES: _shares(feed[self._mask])}
+                self._known.append((samples_in(feed, self._data), shares))
+            self._inputs = set(feed)
+            samples, shares = self._known[place]
+            yield place, samples, feed | shares
+
+    def until(self, place: int) -> int:
+        """Samples up to a batch, and with it."""
+        return sum(samples for samples, _ in self._known[: place + 1])
 
 
 class _Sums:
     """Averages of batch statistics, weighted by samples."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        self._layers = layers
         self._means = {layer.name: np.zeros(layer.channels) for layer in layers}
         self._variances = {layer.name: np.zeros(layer.channels) for layer in layers}
-        self._samples = 0
+        self._samples = dict.fromkeys(self._means, 0)
 
-    def add(self, tensors: Tensors, samples: int) -> None:
-        for layer in self._layers:
-            self._means[layer.name] += samples * tensors[mean_name(layer)].astype(np.float64)
-            self._variances[layer.name] += samples * tensors[variance_name(layer)].astype(np.float64)
-        self._samples += samples
+    def add(self, layers: Sequence[Layer], tensors: Tensors, samples: int) -> None:
+        for layer in layers:
+            self._means[layer.name] += samples * tensors[mean_name(layer)].reshape(-1).astype(np.float64)
+            self._variances[layer.name] += samples * tensors[variance_name(layer)].reshape(-1).astype(np.float64)
+            self._samples[layer.name] += samples
 
     def statistics(self) -> dict[str, ChannelStatistics]:
         return {
-            name: ChannelStatistics(self._means[name] / self._samples, self._variances[name] / self._samples)
-            for name in self._means
+            name: ChannelStatistics(self._means[name] / samples, self._variances[name] / samples)
+            for name, samples in self._samples.items()
         }
 
 

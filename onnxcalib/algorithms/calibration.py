@@ -70,6 +70,8 @@ def calibrate(
             waiting.write(done)
             progress("calibrate", done, 2 * of_all)
         _check_finite(extremes, model.source)
+        if waiting.is_whole:
+            del session  # its memory is free for histograms
         histograms = {name: Histogram(extremes[name]) for name in names}
         if waiting.is_whole:
             in_threads(lambda name: waiting.fill(histograms[name], name), names)

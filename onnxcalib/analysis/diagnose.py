@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from onnxcalib.analysis.captured import Captured, Outputs, Seen, Twin, Twins, Watched
+from onnxcalib.analysis.following import Following
 from onnxcalib.data import Dataset, Preprocess, first, open_data, shuffled
 from onnxcalib.errors import ModelError
 from onnxcalib.model.equalize import equalized_as
@@ -30,7 +31,6 @@ from onnxcalib.numerics.positions import counted
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import Recipe
-from onnxcalib.runtime.session import Session
 from onnxcalib.runtime.threads import ahead, default_workers
 from onnxcalib.targets import find_target
 
@@ -102,7 +102,7 @@ def diagnose(
     ]
     # What follows a layer runs once for each: on fewer samples where there are many, so that all of it stays linear.
     most = min(max(samples * MANY_LAYERS // max(len(probes), 1), LEAST_SAMPLES), len(data))
-    watched = _watched(probes, *cutters)
+    watched, following = _watched(probes, *cutters), Following(cutters[0], [probe.reference for probe in probes])
     sizes, size = watched.measure(data, pairs.twins)
     whole, found = _Whole(kinds, [value.name for value in teacher.graph.output], most), list[LayerDiagnosis]()
     for chunk in _chunks(probes, sizes, disk_bytes / max(most, 1)):
@@ -112,7 +112,8 @@ def diagnose(
             captured = whole.capture(watched, chunk, data, size, pairs.twins, Path(folder))
             watched.close()  # its memory is free for what follows layers
             # As many layers at a time as there are cores: to open what follows one takes as long as to run it.
-            for each in ahead(partial(_Probe.diagnosis, captured=captured), chunk, default_workers()):
+            look = partial(_Probe.diagnosis, captured=captured, following=following)
+            for each in ahead(look, chunk, default_workers()):
                 found.append(each)
                 progress("diagnose", len(found), len(probes))
     return Diagnosis(whole.samples, whole.loss.value, tuple(found), min(most, whole.samples))
@@ -197,7 +198,7 @@ class _Probe:
         inner = [pairs.quantized_of[layer.output]] if layer.output in pairs.quantized_of else []
         self.part = file.part([self.output], pairs.twins, inner)
         self.reads = [pairs.twins[name].tensor for name in self.part.fed]
-        self.fed, self.loss, self._model = model.fed_after(layer.summed), loss, model
+        self.fed, self.loss = model.fed_after(layer.summed), loss
         self._signal = self._noise = self._own = 0.0
 
     def compare(self, seen: Seen) -> Array:
@@ -212,14 +213,11 @@ class _Probe:
         self._own += _energy(rows - counted(made, seen.counts))
         return made
 
-    def diagnosis(self, captured: Captured) -> LayerDiagnosis:
+    def diagnosis(self, captured: Captured, following: Following) -> LayerDiagnosis:
         """What the layer costs, by what comes after it."""
-        rest, _ = self._model.after(self.reference)
-        following = Session(rest, threads=1) if rest is not None else None
+        run = following.open(self.reference)
         for tensors, (outputs, kept, counts) in captured.batches(self.reference, self.fed):
-            made = {self.reference: tensors[self.reference]}
-            if following is not None:
-                made |= following.run(tensors)
+            made = {self.reference: tensors[self.reference], **run(tensors)}
             # Outputs that do not depend on the layer are the float model's own.
             self.loss.update(kept, outputs | made, counts=counts)
         met, alone = (sqnr_db(self._signal, each) for each in (self._noise, self._own))

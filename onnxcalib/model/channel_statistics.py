@@ -41,6 +41,16 @@ def wanted_name(output: str) -> str:
     return f"{output}:wanted"
 
 
+def statistics_shape(layer: Layer) -> tuple[int, ...]:
+    """Of what is measured and wanted of a layer, so that it broadcasts against what the layer makes."""
+    return (1, layer.channels, *[1] * _places(layer)) if _places(layer) else (layer.channels,)
+
+
+def _places(layer: Layer) -> int:
+    """How many spatial axes the output has; a product of matrices has its channels last."""
+    return len(layer.weight_shape) - 2 if layer.op in ("Conv", "ConvTranspose") else 0
+
+
 def with_statistics(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
@@ -48,8 +58,9 @@ def with_statistics(
     reach: float = REACH,
     padded: Collection[str] = (),
     row_steps: Mapping[str, int] = {},
+    kept: Sequence[str] = (),
 ) -> onnx.ModelProto:
-    """The model with channel means and variances as its only outputs.
+    """The model with channel means and variances as its outputs, in `statistics_shape`, beside those that are kept.
 
     With limits it also normalizes each layer's batch to the wanted statistics, by a factor kept within the limits, so
     that later layers see corrected inputs. Of the padded layers, rows count by the input SHARES, one on average.
@@ -58,7 +69,8 @@ def with_statistics(
 
     def change(graph: gs.Graph) -> None:
         builder = _Builder(graph, opset_of(model), reach, padded, row_steps)
-        graph.outputs = [value for layer in layers for value in builder.add(layer, limits)]
+        measured = [value for layer in layers for value in builder.add(layer, limits)]
+        graph.outputs = [*measured, *(value for value in graph.outputs if value.name in kept)]
 
     return edit(model, change)
 
@@ -83,12 +95,15 @@ class _Builder(SurgeonBuilder):
         bounds = self._bounds(layer, seen) if limits is None else [self._wanted(layer, n) for n in bound_names(layer)]
         kept = self.node("Min", [self.node("Max", [seen, bounds[0]]), bounds[1]])
         mean, variance = self._moments(layer, kept)
-        measured = [self._flat(mean, mean_name(layer)), self._flat(variance, variance_name(layer))]
+        measured = [self._named(mean, mean_name(layer)), self._named(variance, variance_name(layer))]
         if limits is None:
-            return [*measured, *(self._flat(*pair) for pair in zip(bounds, bound_names(layer), strict=True))]
+            return [*measured, *(self._named(*pair) for pair in zip(bounds, bound_names(layer), strict=True))]
         normalized = self._normalized(layer, tensor, (mean, variance), limits)
         for node in readers:
             node.inputs = [normalized if value is tensor else value for value in node.inputs]
+        if any(value is tensor for value in self.graph.outputs):  # who reads it later gets what readers get here
+            normalized.name, tensor.name = tensor.name, normalized.name
+            self.graph.outputs = [normalized if value is tensor else value for value in self.graph.outputs]
         return measured
 
     def _some_rows(self, layer: Layer, tensor: gs.Variable) -> gs.Variable:
@@ -113,10 +128,9 @@ class _Builder(SurgeonBuilder):
         return [self.node("Sub", [mean, wide]), self.node("Add", [mean, wide])]
 
     def _wanted(self, layer: Layer, output: str) -> gs.Variable:
-        value = gs.Variable(wanted_name(output), np.float32, [layer.channels])
+        value = gs.Variable(wanted_name(output), np.float32, statistics_shape(layer))
         self.graph.inputs.append(value)
-        shape = [1, -1, *[1] * self._places(layer)] if self._places(layer) else [-1]
-        return self.node("Reshape", [value, self._ints("shape", shape)])
+        return value
 
     def _normalized(
         self,
@@ -133,13 +147,9 @@ class _Builder(SurgeonBuilder):
         shift = self.node("Sub", [mean, self.node("Mul", [found[0], factor])])
         return self.node("Add", [self.node("Mul", [tensor, factor]), shift])
 
-    def _places(self, layer: Layer) -> int:
-        """How many spatial axes the output has; a product of matrices has its channels last."""
-        return len(layer.weight_shape) - 2 if layer.op in ("Conv", "ConvTranspose") else 0
-
     def _means(self, layer: Layer, tensor: gs.Variable) -> tuple[gs.Variable, gs.Variable]:
         """Of values and of squares, over all but the channels, in a shape that broadcasts against the tensor."""
-        axes, keep = [0, *range(2, 2 + self._places(layer))], bool(self._places(layer))
+        axes, keep = [0, *range(2, 2 + _places(layer))], bool(_places(layer))
         if not keep:
             tensor = self.node("Reshape", [tensor, self._ints("rows", [-1, layer.channels])])
         counted = self.node("Mul", [tensor, self.shares]) if layer.name in self.padded else tensor
@@ -152,8 +162,10 @@ class _Builder(SurgeonBuilder):
             return self.node("ReduceMean", [tensor], axes=axes, keepdims=int(keep))
         return self.node("ReduceMean", [tensor, self._ints("axes", axes)], keepdims=int(keep))
 
-    def _flat(self, tensor: gs.Variable, name: str) -> gs.Variable:
-        return self.into(gs.Variable(name, np.float32), "Reshape", [tensor, self._ints("flat", [-1])])
+    @staticmethod
+    def _named(tensor: gs.Variable, name: str) -> gs.Variable:
+        tensor.name, tensor.dtype = name, np.dtype(np.float32)
+        return tensor
 
     def _ints(self, name: str, values: Sequence[int]) -> gs.Constant:
         return self.constant(name, np.array(values, np.int64))

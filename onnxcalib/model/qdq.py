@@ -63,15 +63,25 @@ def write_qdq(
 
 def write_plain(model: Model, layers: Sequence[Layer], plan: QuantPlan, target: Target) -> onnx.ModelProto:
     """The same numbers in a form that is easy to work on: one byte a code, every tensor of the model still there."""
-    # No fused placement: a Relu that the writer leaves out, as a narrow grid repeats it, would take a tensor away.
-    plain = replace(target.simulated, placement=Placement.LAYER_INPUTS, dynamic=Dynamic.QDQ)
-    return write_qdq(model, layers, plan, plain)
+    return write_qdq(model, layers, plan, _plain(target))
 
 
 def write_plain_part(
     model: Model, part: onnx.ModelProto, layers: Sequence[Layer], plan: QuantPlan, target: Target
 ) -> onnx.ModelProto:
-    """The same of a part of the model: its layers, and what they and others in it read, quantized by the plan."""
+    """The same of a part of the model."""
+    return write_part(model, part, layers, plan, _plain(target))
+
+
+def _plain(target: Target) -> Target:
+    # No fused placement: a Relu that the writer leaves out, as a narrow grid repeats it, would take a tensor away.
+    return replace(target.simulated, placement=Placement.LAYER_INPUTS, dynamic=Dynamic.QDQ)
+
+
+def write_part(
+    model: Model, part: onnx.ModelProto, layers: Sequence[Layer], plan: QuantPlan, target: Target
+) -> onnx.ModelProto:
+    """A part of the model: its layers, and what they and others in it read, quantized by the plan."""
     nodes = {node.name for node in part.graph.node}
     inside = [layer for layer in layers if layer.name in nodes]
     present = {name for node in part.graph.node for name in (*node.input, *node.output)}
@@ -83,7 +93,7 @@ def write_plain_part(
         inputs={name: qparams for name, qparams in plan.inputs.items() if name in read},
         dynamic=tuple(name for name in plan.dynamic if name in read),
     )
-    return write_plain(replace(model, proto=part), inside, own, target)
+    return write_qdq(replace(model, proto=part), inside, own, target)
 
 
 class _Writer:

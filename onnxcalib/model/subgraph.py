@@ -92,19 +92,27 @@ class Cutter:
         names = dict.fromkeys(name for part in parts for name in part.names)
         return model_of(self.model, nodes, tuple(fed), tuple(names))
 
-    def after(self, tensor: str) -> tuple[onnx.ModelProto | None, tuple[str, ...]]:
-        """What depends on a tensor, as a model, and the other tensors that it must be fed; None if nothing does."""
-        nodes, fed = self._after(tensor)
+    def after(self, tensor: str, until: str | None = None) -> tuple[onnx.ModelProto | None, tuple[str, ...]]:
+        """What depends on a tensor, as a model, and the other tensors that it must be fed; None if nothing does.
+
+        It may end at a tensor through which everything passes, which is an output then, if it depends on the first.
+        """
+        nodes, fed = self._after(tensor, until)
         made = {name for node in nodes for name in node.output}
-        outputs = [value.name for value in self.model.graph.output if value.name in made]
+        ends = dict.fromkeys((*(value.name for value in self.model.graph.output), *([until] if until else ())))
+        outputs = [name for name in ends if name in made]
         return (model_of(self.model, nodes, [tensor, *fed], outputs) if nodes else None), fed
 
     def fed_after(self, tensor: str) -> tuple[str, ...]:
         """The other tensors that what depends on a tensor must be fed."""
         return self._after(tensor)[1]
 
-    def _after(self, tensor: str) -> tuple[list[onnx.NodeProto], tuple[str, ...]]:
+    def _after(self, tensor: str, until: str | None = None) -> tuple[list[onnx.NodeProto], tuple[str, ...]]:
         _, inside = self.index.downstream([tensor])
+        if until is not None:
+            last = self.index.producers[until].name
+            names = [node.name for node, _ in self.index.reading]
+            inside &= set(names[: names.index(last) + 1])
         if not inside:
             return [], ()
         _pull_in(self.index, inside, tensor, self._varying)

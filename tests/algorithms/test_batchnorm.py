@@ -30,6 +30,7 @@ from onnxcalib.model.channel_statistics import (
     REACH,
     bound_names,
     mean_name,
+    statistics_shape,
     variance_name,
     wanted_name,
     with_statistics,
@@ -84,9 +85,9 @@ def test_statistics_are_those_of_numpy(builder: Callable[[], onnx.ModelProto], o
     assert len(found) == 4 * len(layers)
     for layer in layers:
         mean, variance = by_numpy(tensors[layer.summed], layer, REACH)
-        assert found[mean_name(layer)].shape == (layer.channels,)
-        np.testing.assert_allclose(found[mean_name(layer)], mean, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found[variance_name(layer)], variance, rtol=1e-4, atol=1e-5)
+        assert found[mean_name(layer)].shape == statistics_shape(layer)
+        np.testing.assert_allclose(found[mean_name(layer)].ravel(), mean, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found[variance_name(layer)].ravel(), variance, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("opset", [13, 18])
@@ -115,9 +116,10 @@ def test_later_layers_see_normalized_inputs(opset: int) -> None:
         low, high = bound_names(layer)
         fed |= {wanted_name(low): np.full(layer.channels, -1e30), wanted_name(high): np.full(layer.channels, 1e30)}
     graph = with_statistics(ready.proto, [one, two], LIMITS)
-    found = run(graph, {**data, **{name: value.astype(np.float32) for name, value in fed.items()}})
-    np.testing.assert_allclose(found[mean_name(one)], mean, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found[variance_name(one)], variance, rtol=1e-4)
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in graph.graph.input}
+    found = run(graph, {**data, **{name: each.astype(np.float32).reshape(shapes[name]) for name, each in fed.items()}})
+    np.testing.assert_allclose(found[mean_name(one)].ravel(), mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[variance_name(one)].ravel(), variance, rtol=1e-4)
     np.testing.assert_allclose(found[mean_name(two)], after_two.mean(axis=0), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[variance_name(two)], after_two.var(axis=0), rtol=1e-4)
 
@@ -274,10 +276,10 @@ def test_the_written_model_has_the_statistics_of_the_float_model(builder: Callab
     for layer in layers:
         spread = np.sqrt(wanted[layer.name].variance)
         # Only float32 rounding is left, unless it moves an input from one code to the next.
-        off = np.abs(measured[mean_name(layer)] - wanted[layer.name].mean)
+        off = np.abs(measured[mean_name(layer)].ravel() - wanted[layer.name].mean)
         assert (off <= 1e-3 * spread.max()).all(), layer.name
         if layer.per_channel:
-            np.testing.assert_allclose(np.sqrt(measured[variance_name(layer)]), spread, rtol=1e-3)
+            np.testing.assert_allclose(np.sqrt(measured[variance_name(layer)].ravel()), spread, rtol=1e-3)
 
 
 def test_negative_gamma_is_restored_by_its_size() -> None:
@@ -302,8 +304,10 @@ def test_negative_gamma_is_restored_by_its_size() -> None:
     factor = np.sqrt(wanted["stem"].variance / found["stem"].variance)
     kept = (factor > LIMITS[0]) & (factor < LIMITS[1])
     assert kept.any()
-    np.testing.assert_allclose(again["stem:mean"], stem.batch_norm.beta, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(np.sqrt(again["stem:variance"])[kept], np.abs(stem.batch_norm.gamma)[kept], rtol=1e-3)
+    np.testing.assert_allclose(again["stem:mean"].ravel(), stem.batch_norm.beta, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        np.sqrt(again["stem:variance"].ravel())[kept], np.abs(stem.batch_norm.gamma)[kept], rtol=1e-3
+    )
     assert all((params.qparams.scale > 0).all() for params in tuned.layers.values())
 
 

@@ -41,8 +41,8 @@ def test_only_every_so_many_rows_count() -> None:
     data = feed_for(job.model.proto, 12)
     found = run(with_statistics(job.model.proto, [layer], reach=1e9, row_steps={layer.name: 3}), data)
     rows = run(with_outputs(job.model.proto, [layer.summed]), data)[layer.summed][:, :, ::3].astype(np.float64)
-    np.testing.assert_allclose(found[mean_name(layer)], rows.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found[variance_name(layer)], rows.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[mean_name(layer)].ravel(), rows.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[variance_name(layer)].ravel(), rows.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
 
 
 def test_plans_that_share_float_statistics_are_tuned_alike(monkeypatch: pytest.MonkeyPatch) -> None:

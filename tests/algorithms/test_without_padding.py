@@ -11,8 +11,8 @@ import pytest
 from jobs import job_on, plan_of
 from text_models import embedding_model, padded_feed, token_model
 
-from models import Arrays
-from onnxcalib.algorithms.batchnorm import Tuner
+from models import Arrays, normal
+from onnxcalib.algorithms.batchnorm import FloatStatistics, Tuner
 from onnxcalib.algorithms.broken import output_noise
 from onnxcalib.algorithms.second_order import Rounder
 from onnxcalib.algorithms.teacher import Teacher
@@ -57,13 +57,19 @@ def test_nothing_is_learned_from_padding(build: Any) -> None:
     assert any(not np.allclose(weights[2][name], weight, atol=1e-4) for name, weight in weights[0].items())
 
 
-def test_batch_norm_tuning_leaves_padding_out() -> None:
-    job, padded, other = both(token_model())
+@pytest.mark.parametrize("most", [64, 1])
+def test_batch_norm_tuning_leaves_padding_out(most: int) -> None:
+    biased = token_model("[two] h = MatMul (r, w2) [bias2] y = Add (h, b2)", b2=normal(7))
+    job, padded, other = both(biased)
     plan = plan_of(job)
     found = []
     for each in (job, padded, other):
         teacher = Teacher(each.model, each.data)
-        tuner = Tuner(each.model, each.layers, each.target, each.data, teacher, BatchNormReference.FLOAT)
+        floats = FloatStatistics(each.model, each.layers, each.data, most=most)
+        assert floats.padded
+        assert (len(floats.stretches) > 1) == (most == 1)
+        how = (each.target, each.data, teacher, BatchNormReference.FLOAT)
+        tuner = Tuner(each.model, each.layers, *how, batch=10, floats=floats)
         found.append([stats for part in tuner.statistics(plan, silent) for stats in part.values()])
     for own, same, changed in zip(*found, strict=True):
         np.testing.assert_allclose(same.mean, own.mean, rtol=1e-4, atol=1e-5)
