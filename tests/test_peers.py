@@ -136,10 +136,20 @@ def test_a_tool_that_cannot_be_installed_gets_its_row(
     names(rows["copies"].note, "Cannot be installed", "no wheel for it")
 
 
-def test_a_process_that_never_ends_is_stopped(tmp_path: Path) -> None:
-    done = peer_run.measured([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", 0.5)
+@pytest.mark.parametrize("forever", ["import time; time.sleep(60)", "while True: pass"])
+def test_a_process_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forever: str) -> None:
+    monkeypatch.setattr(peer_run, "IDLE", 2.0 if "sleep" in forever else 1000.0)
+    done = peer_run.measured([sys.executable, "-c", forever], tmp_path / "log", 0.5)
     assert done.stopped
-    names(peers.last_words(done), "Stopped")
+    names(peers.last_words(done), "Stopped", "CPU seconds")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no such account of time here")
+def test_the_bound_counts_the_cpu_time_of_children_and_not_the_wall_time(tmp_path: Path) -> None:
+    child = "import time\nwhile time.process_time() < 30: pass"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    assert peer_run.measured([sys.executable, "-c", parent], tmp_path / "log", 0.7).stopped
+    assert not peer_run.measured([sys.executable, "-c", "import time; time.sleep(1.5)"], tmp_path / "log", 1.0).stopped
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no such account of memory here")

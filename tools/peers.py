@@ -11,7 +11,8 @@ pinned. All get the same float model and the same 512 images; weights at 4 bits 
 layer at 8. A row is one process from start to end, imports included: wall and CPU time, and the memory of it and its
 children. A file is judged by onnxruntime 1.31.1 as it is installed by pip: top-1, agreement with the float model,
 latency (batch of one, one thread, in turn with float). Rows are kept in --out (peers.json; beside it peers.md and
-peers.png) and not run again. A tool that cannot be installed or fails gets a row that says so.
+peers.png) and not run again. A tool that cannot be installed, fails or takes more than --longest CPU seconds gets a
+row that says so. The last line is the CPU and wall time of the command, installations included.
 
 ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, imagenet_train512.npz, imagenet_val2000.npz (`jpeg` bytes,
 `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz (`x`, `y`). Needs matplotlib; for ImageNet pillow.
@@ -24,6 +25,7 @@ import filecmp
 import json
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,11 +33,11 @@ from typing import Any
 
 import numpy as np
 from peer_report import Row, figure, table
-from peer_run import Environment, Measured, measured, python_of
+from peer_run import Environment, Measured, cpu_so_far, measured, python_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(__file__).resolve().parent / "peer_tools"
-LONGEST = 4 * 3600.0  # seconds of one row
+LONGEST = 4 * 3600.0  # CPU seconds of one row
 W8, W4 = "w8a8", "w4a8, edges 8"
 TORCH = ("torch==2.13.0",)  # alone first, then beside the tool, or pip takes the newest, built for GPUs
 RUNTIME = ("onnxruntime==1.31.1", "onnx==1.23.2")
@@ -157,7 +159,7 @@ class Rows:
 def last_words(done: Measured) -> str:
     """Why a process ended early, in a sentence."""
     if done.stopped:
-        return f"Stopped after {done.wall:.0f} s."
+        return f"Stopped after {done.cpu:,.0f} CPU seconds."
     lines = [line.strip() for line in done.said.splitlines() if line.strip()]
     return f"Ended with code {done.code}: {lines[-1] if lines else 'no word'}"[:300]
 
@@ -253,9 +255,10 @@ def main() -> None:
     parser.add_argument("--tool", action="append", choices=list(PEERS), help="Only these.")
     parser.add_argument("--bits", action="append", choices=["w8a8", "w4a8"], help="Only these.")
     parser.add_argument("--steps", type=int, help="Iterations a layer in every tool that trains.")
-    parser.add_argument("--longest", type=float, default=LONGEST, help="Seconds after which a row is given up.")
+    parser.add_argument("--longest", type=float, default=LONGEST, help="CPU seconds after which a row is stopped.")
     parser.add_argument("--retry", action="store_true", help="Rows that failed are tried again.")
     given = parser.parse_args()
+    begin = time.perf_counter()
     if given.zoo is None and not given.smoke:
         sys.exit("Error: Give a folder of models and data, or --smoke.")
     work = given.work.resolve()
@@ -271,6 +274,8 @@ def main() -> None:
             print(table([row]).splitlines()[2], flush=True)
     figure(rows.rows.values(), rows.path.with_suffix(".png"))
     print(table(rows.rows.values()))
+    wall = time.perf_counter() - begin
+    print(f"\nIn all, installations included: {cpu_so_far():,.0f} CPU seconds, {wall:,.0f} s of wall time.")
 
 
 if __name__ == "__main__":
