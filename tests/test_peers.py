@@ -202,6 +202,22 @@ def test_the_figure_has_a_panel_for_each_precision_with_files(tmp_path: Path) ->
     assert not (tmp_path / "none.png").exists()
 
 
+def test_a_page_gets_table_figure_and_rows(tmp_path: Path) -> None:
+    rows, page = peers.Rows(tmp_path / "rows.json"), tmp_path / "page.md"
+    for row in ROWS:
+        rows.add(row)
+    page.write_text("# Before\n\n| model, bits | old |\n|---|---|\n\n- old\n\n![a](page.png)\n\nAfter\n")
+    rows.into(page)
+    text = page.read_text()
+    assert text == f"# Before\n\n{peer_report.table(ROWS)}\n\n![a](page.png)\n\nAfter\n"
+    assert peers.Rows(tmp_path / "page.json").rows == rows.rows
+    assert (tmp_path / "page.png").exists()
+    page.write_text("# No table")
+    with pytest.raises(SystemExit, match="no table"):
+        rows.into(page)
+    assert page.read_text() == "# No table"
+
+
 def test_either_a_folder_or_the_demo() -> None:
     done = subprocess.run([sys.executable, peers.__file__], capture_output=True, text=True, check=False)
     assert done.returncode == 1

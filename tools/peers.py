@@ -5,6 +5,7 @@
     python tools/peers.py ZOO --work /tmp/peers              # ResNet-20 and MobileNet-V2 by every tool
     python tools/peers.py ZOO --work /tmp/peers --part resnet20 --tool 'onnxruntime static' --bits w8a8
     python tools/peers.py ZOO --work /tmp/peers --retry      # rows that failed are tried again
+    python tools/peers.py ZOO --work /tmp/peers --page docs/peers.md    # its table and figure, peers.json beside it
 
 Each tool is installed into an environment of its own below --work at its first use (several GB with PyTorch), versions
 pinned. All get the same float model and the same 512 images; weights at 4 bits leave those of the first and the last
@@ -38,6 +39,7 @@ from peer_run import Environment, Measured, cpu_so_far, measured, python_of
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(__file__).resolve().parent / "peer_tools"
 LONGEST = 4 * 3600.0  # CPU seconds of one row
+TABLE_BEGIN, TABLE_END = "| model, bits |", "!["  # of a page; the figure follows the table
 W8, W4 = "w8a8", "w4a8, edges 8"
 TORCH = ("torch==2.13.0",)  # alone first, then beside the tool, or pip takes the newest, built for GPUs
 RUNTIME = ("onnxruntime==1.31.1", "onnx==1.23.2")
@@ -151,6 +153,17 @@ class Rows:
         self.path.write_text(text + "\n", encoding="utf-8")
         self.path.with_suffix(".md").write_text(table(self.rows.values()) + "\n", encoding="utf-8")
 
+    def into(self, page: Path) -> None:
+        """The table in place of the one in a Markdown page, JSON and figure beside it under the page's name."""
+        text = page.read_text(encoding="utf-8")
+        begin = text.find(TABLE_BEGIN)
+        end = text.find(TABLE_END, begin)
+        if min(begin, end) < 0:
+            sys.exit(f"Error: {page} has no table between a line that begins with {TABLE_BEGIN!r} and {TABLE_END!r}.")
+        page.write_text(f"{text[:begin]}{table(self.rows.values())}\n\n{text[end:]}", encoding="utf-8")
+        shutil.copyfile(self.path, page.with_suffix(".json"))
+        figure(self.rows.values(), page.with_suffix(".png"))
+
     def forget_failed(self) -> None:
         """Rows without a figure are run again."""
         self.rows = {key: row for key, row in self.rows.items() if row.top1 is not None}
@@ -251,6 +264,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="The demo model, 64 samples, 5 steps a layer.")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "onnxcalib-peers")
     parser.add_argument("--out", type=Path, help="Rows as JSON (default: peers.json in --work).")
+    parser.add_argument("--page", type=Path, help="A Markdown page whose table and figure are replaced at the end.")
     parser.add_argument("--part", action="append", choices=["resnet20", "mobilenet_v2"], help="Only these.")
     parser.add_argument("--tool", action="append", choices=list(PEERS), help="Only these.")
     parser.add_argument("--bits", action="append", choices=["w8a8", "w4a8"], help="Only these.")
@@ -274,6 +288,8 @@ def main() -> None:
             print(table([row]).splitlines()[2], flush=True)
     figure(rows.rows.values(), rows.path.with_suffix(".png"))
     print(table(rows.rows.values()))
+    if given.page:
+        rows.into(given.page)
     wall = time.perf_counter() - begin
     print(f"\nIn all, installations included: {cpu_so_far():,.0f} CPU seconds, {wall:,.0f} s of wall time.")
 
