@@ -136,10 +136,20 @@ def test_a_tool_that_cannot_be_installed_gets_its_row(
     names(rows["copies"].note, "Cannot be installed", "no wheel for it")
 
 
-def test_a_process_that_never_ends_is_stopped(tmp_path: Path) -> None:
-    done = peer_run.measured([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", 0.5)
+@pytest.mark.parametrize("forever", ["import time; time.sleep(60)", "while True: pass"])
+def test_a_process_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forever: str) -> None:
+    monkeypatch.setattr(peer_run, "IDLE", 2.0 if "sleep" in forever else 1000.0)
+    done = peer_run.measured([sys.executable, "-c", forever], tmp_path / "log", 0.5)
     assert done.stopped
-    names(peers.last_words(done), "Stopped")
+    names(peers.last_words(done), "Stopped", "CPU seconds")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no such account of time here")
+def test_the_bound_counts_the_cpu_time_of_children_and_not_the_wall_time(tmp_path: Path) -> None:
+    child = "import time\nwhile time.process_time() < 30: pass"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    assert peer_run.measured([sys.executable, "-c", parent], tmp_path / "log", 0.7).stopped
+    assert not peer_run.measured([sys.executable, "-c", "import time; time.sleep(1.5)"], tmp_path / "log", 1.0).stopped
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no such account of memory here")
@@ -190,6 +200,22 @@ def test_the_figure_has_a_panel_for_each_precision_with_files(tmp_path: Path) ->
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
     peer_report.figure([replace(ROWS[3], loads=False)], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_a_page_gets_table_figure_and_rows(tmp_path: Path) -> None:
+    rows, page = peers.Rows(tmp_path / "rows.json"), tmp_path / "page.md"
+    for row in ROWS:
+        rows.add(row)
+    page.write_text("# Before\n\n| model, bits | old |\n|---|---|\n\n- old\n\n![a](page.png)\n\nAfter\n")
+    rows.into(page)
+    text = page.read_text()
+    assert text == f"# Before\n\n{peer_report.table(ROWS)}\n\n![a](page.png)\n\nAfter\n"
+    assert peers.Rows(tmp_path / "page.json").rows == rows.rows
+    assert (tmp_path / "page.png").exists()
+    page.write_text("# No table")
+    with pytest.raises(SystemExit, match="no table"):
+        rows.into(page)
+    assert page.read_text() == "# No table"
 
 
 def test_either_a_folder_or_the_demo() -> None:

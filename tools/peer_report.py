@@ -84,9 +84,13 @@ def groups(rows: Iterable[Row]) -> list[tuple[tuple[str, str], list[Row]]]:
 
     def place(row: Row) -> tuple[Any, ...]:
         bits = 0 if row.bits == "float" else -int(row.bits[1])
-        return row.part, bits != 0, bits, not row.ours, row.tool.lower()
+        return row.part, bits != 0, bits, *_order(row)
 
     return [(key, list(found)) for key, found in groupby(sorted(rows, key=place), key=lambda row: (row.part, row.bits))]
+
+
+def _order(row: Row) -> tuple[bool, str]:
+    return not row.ours, row.tool.lower()
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -145,7 +149,8 @@ def figure(rows: Iterable[Row], path: Path) -> None:
     panels = [(key, found) for key, found in panels if found]
     if not panels:
         return
-    looks = _looks(dict.fromkeys(row.tool for _, found in panels for row in found))
+    tools = sorted({row.tool: row for _, found in panels for row in found}.values(), key=_order)
+    looks = _looks(row.tool for row in tools)
     across, down = min(2, len(panels)), -(-len(panels) // 2)
     drawn, axes = plt.subplots(down, across, figsize=(4.2 * across + 0.6, 3.5 * down + 1.2), squeeze=False)
     for axis in axes.flat[len(panels) :]:
@@ -154,7 +159,7 @@ def figure(rows: Iterable[Row], path: Path) -> None:
     for axis, ((part, bits), found) in zip(axes.flat, panels, strict=False):
         for row in found:
             colour, marker = looks[row.tool]
-            (dot,) = axis.plot([row.cpu], [row.top1], marker, color=colour, ms=8, mec="white", mew=0.6)
+            (dot,) = axis.plot([row.cpu], [row.top1], marker, color=colour, ms=8, mec="white", mew=0.6, alpha=0.85)
             handles.setdefault(row.tool, dot)
         if floats.get(part) is not None:
             axis.axhline(floats[part], color="grey", lw=1, ls="--")
@@ -170,7 +175,9 @@ def figure(rows: Iterable[Row], path: Path) -> None:
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("top-1, % (dashed: float)")
-    drawn.legend(handles.values(), handles.keys(), loc="lower center", ncols=4, fontsize=8, frameon=False)
+    drawn.legend(
+        [handles[name] for name in looks], looks.keys(), loc="lower center", ncols=4, fontsize=8, frameon=False
+    )
     inches = 0.3 + 0.19 * -(-len(handles) // 4)  # of the legend
     drawn.tight_layout(rect=(0, inches / drawn.get_figheight(), 1, 1))
     drawn.savefig(path, dpi=110)

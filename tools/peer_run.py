@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+IDLE = 10.0  # a process that waits for ever is ended after so many times its CPU seconds of wall time
 POLL, LONGEST_POLL = 0.2, 2.0  # seconds between two looks at the memory, which take time of their own
 
 
@@ -57,7 +59,7 @@ def python_of(environment: Environment, work: Path) -> tuple[Path | None, str]:
 
 
 def measured(command: Sequence[Any], log: Path, longest: float) -> Measured:
-    """Runs a command, its words in a file, and ends it with all its children when it takes too long."""
+    """Runs a command, its words in a file, and ends it with all its children after so many CPU seconds."""
     begin, peak, stopped = time.perf_counter(), 0, False
     environment = {**os.environ, "PYTHONPATH": "", "MPLBACKEND": "agg"}
     with log.open("w", encoding="utf-8") as words:
@@ -69,8 +71,10 @@ def measured(command: Sequence[Any], log: Path, longest: float) -> Measured:
             ended, status, usage = os.wait4(process.pid, os.WNOHANG)
             if ended:
                 break
-            peak = max(peak, memory(process.pid))
-            if not stopped and time.perf_counter() - begin > longest:
+            relatives = family(process.pid)
+            peak = max(peak, memory(relatives))
+            waited = time.perf_counter() - begin
+            if not stopped and (waited > IDLE * longest or cpu_of(relatives) > longest):
                 stopped = True
                 os.killpg(process.pid, signal.SIGKILL)
             time.sleep(min(LONGEST_POLL, max(POLL, 0.02 * (time.perf_counter() - begin))))
@@ -79,15 +83,36 @@ def measured(command: Sequence[Any], log: Path, longest: float) -> Measured:
     return Measured(process.returncode, wall, cpu, peak, log.read_text(encoding="utf-8", errors="replace"), stopped)
 
 
-def memory(pid: int) -> int:
-    """Bytes of a process and its children now, or the most that the process alone has had, whichever is more."""
-    family = [pid]
-    for each in family:
+def cpu_so_far() -> float:
+    """CPU seconds of this process and of all that it has started and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def family(pid: int) -> list[int]:
+    """A process and its children, and theirs."""
+    found = [pid]
+    for each in found:
         with contextlib.suppress(OSError):
             for task in Path(f"/proc/{each}/task").iterdir():
-                family += [int(child) for child in (task / "children").read_text().split()]
-    together = sum(_field(each, "smaps_rollup", "Pss:") for each in family)  # shared pages count once
-    return max(together, _field(pid, "status", "VmHWM:"))
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def memory(relatives: Sequence[int]) -> int:
+    """Bytes of a family now, or the most that its first process alone has had, whichever is more."""
+    together = sum(_field(each, "smaps_rollup", "Pss:") for each in relatives)  # shared pages count once
+    return max(together, _field(relatives[0], "status", "VmHWM:"))
+
+
+def cpu_of(relatives: Sequence[int]) -> float:
+    """CPU seconds of a family so far, children that have ended included."""
+    ticks = 0
+    for each in relatives:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])  # user and system, then those of children
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _field(pid: int, file: str, name: str) -> int:

@@ -5,13 +5,15 @@
     python tools/peers.py ZOO --work /tmp/peers              # ResNet-20 and MobileNet-V2 by every tool
     python tools/peers.py ZOO --work /tmp/peers --part resnet20 --tool 'onnxruntime static' --bits w8a8
     python tools/peers.py ZOO --work /tmp/peers --retry      # rows that failed are tried again
+    python tools/peers.py ZOO --work /tmp/peers --page docs/peers.md    # its table and figure, peers.json beside it
 
 Each tool is installed into an environment of its own below --work at its first use (several GB with PyTorch), versions
 pinned. All get the same float model and the same 512 images; weights at 4 bits leave those of the first and the last
 layer at 8. A row is one process from start to end, imports included: wall and CPU time, and the memory of it and its
 children. A file is judged by onnxruntime 1.31.1 as it is installed by pip: top-1, agreement with the float model,
 latency (batch of one, one thread, in turn with float). Rows are kept in --out (peers.json; beside it peers.md and
-peers.png) and not run again. A tool that cannot be installed or fails gets a row that says so.
+peers.png) and not run again. A tool that cannot be installed, fails or takes more than --longest CPU seconds gets a
+row that says so. The last line is the CPU and wall time of the command, installations included.
 
 ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, imagenet_train512.npz, imagenet_val2000.npz (`jpeg` bytes,
 `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz (`x`, `y`). Needs matplotlib; for ImageNet pillow.
@@ -24,6 +26,7 @@ import filecmp
 import json
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,11 +34,12 @@ from typing import Any
 
 import numpy as np
 from peer_report import Row, figure, table
-from peer_run import Environment, Measured, measured, python_of
+from peer_run import Environment, Measured, cpu_so_far, measured, python_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(__file__).resolve().parent / "peer_tools"
-LONGEST = 4 * 3600.0  # seconds of one row
+LONGEST = 4 * 3600.0  # CPU seconds of one row
+TABLE_BEGIN, TABLE_END = "| model, bits |", "!["  # of a page; the figure follows the table
 W8, W4 = "w8a8", "w4a8, edges 8"
 TORCH = ("torch==2.13.0",)  # alone first, then beside the tool, or pip takes the newest, built for GPUs
 RUNTIME = ("onnxruntime==1.31.1", "onnx==1.23.2")
@@ -149,6 +153,17 @@ class Rows:
         self.path.write_text(text + "\n", encoding="utf-8")
         self.path.with_suffix(".md").write_text(table(self.rows.values()) + "\n", encoding="utf-8")
 
+    def into(self, page: Path) -> None:
+        """The table in place of the one in a Markdown page, JSON and figure beside it under the page's name."""
+        text = page.read_text(encoding="utf-8")
+        begin = text.find(TABLE_BEGIN)
+        end = text.find(TABLE_END, begin)
+        if min(begin, end) < 0:
+            sys.exit(f"Error: {page} has no table between a line that begins with {TABLE_BEGIN!r} and {TABLE_END!r}.")
+        page.write_text(f"{text[:begin]}{table(self.rows.values())}\n\n{text[end:]}", encoding="utf-8")
+        shutil.copyfile(self.path, page.with_suffix(".json"))
+        figure(self.rows.values(), page.with_suffix(".png"))
+
     def forget_failed(self) -> None:
         """Rows without a figure are run again."""
         self.rows = {key: row for key, row in self.rows.items() if row.top1 is not None}
@@ -157,7 +172,7 @@ class Rows:
 def last_words(done: Measured) -> str:
     """Why a process ended early, in a sentence."""
     if done.stopped:
-        return f"Stopped after {done.wall:.0f} s."
+        return f"Stopped after {done.cpu:,.0f} CPU seconds."
     lines = [line.strip() for line in done.said.splitlines() if line.strip()]
     return f"Ended with code {done.code}: {lines[-1] if lines else 'no word'}"[:300]
 
@@ -249,13 +264,15 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="The demo model, 64 samples, 5 steps a layer.")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "onnxcalib-peers")
     parser.add_argument("--out", type=Path, help="Rows as JSON (default: peers.json in --work).")
+    parser.add_argument("--page", type=Path, help="A Markdown page whose table and figure are replaced at the end.")
     parser.add_argument("--part", action="append", choices=["resnet20", "mobilenet_v2"], help="Only these.")
     parser.add_argument("--tool", action="append", choices=list(PEERS), help="Only these.")
     parser.add_argument("--bits", action="append", choices=["w8a8", "w4a8"], help="Only these.")
     parser.add_argument("--steps", type=int, help="Iterations a layer in every tool that trains.")
-    parser.add_argument("--longest", type=float, default=LONGEST, help="Seconds after which a row is given up.")
+    parser.add_argument("--longest", type=float, default=LONGEST, help="CPU seconds after which a row is stopped.")
     parser.add_argument("--retry", action="store_true", help="Rows that failed are tried again.")
     given = parser.parse_args()
+    begin = time.perf_counter()
     if given.zoo is None and not given.smoke:
         sys.exit("Error: Give a folder of models and data, or --smoke.")
     work = given.work.resolve()
@@ -271,6 +288,10 @@ def main() -> None:
             print(table([row]).splitlines()[2], flush=True)
     figure(rows.rows.values(), rows.path.with_suffix(".png"))
     print(table(rows.rows.values()))
+    if given.page:
+        rows.into(given.page)
+    wall = time.perf_counter() - begin
+    print(f"\nIn all, installations included: {cpu_so_far():,.0f} CPU seconds, {wall:,.0f} s of wall time.")
 
 
 if __name__ == "__main__":
