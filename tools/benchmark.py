@@ -211,10 +211,12 @@ def mixed(case: Case, folder: Path, bits: str, compression: float) -> None:
 
 def ablation(case: Case, folder: Path) -> None:
     """Every step of the advanced pipeline on the record: at w4a4 with edges at 8 bits, then mixed at 0.15."""
+    from onnxcalib.algorithms.reconstruction.layerwise import Trained
     from onnxcalib.mixed_precision.request import uniform_precisions
     from onnxcalib.pipeline import stages
     from onnxcalib.pipeline.job import start
     from onnxcalib.pipeline.ranges import rounded
+    from onnxcalib.pipeline.rounding import rounded_and_tuned
     from onnxcalib.pipeline.sweep import candidates_of
 
     def record(name: str, job: Any, plan: Any) -> None:
@@ -228,12 +230,13 @@ def ablation(case: Case, folder: Path) -> None:
         return plan
 
     def rest(job: Any, plan: Any) -> None:
-        plan = record_settled("+ BN tuning", job, stages.batch_norm_tuning(job, plan).plan)
-        trained = stages.sequential_training(job, plan)
-        record_settled("+ sequential AdaQuant", job, trained.plan)
+        nearest = record_settled("+ BN tuning", job, stages.batch_norm_tuning(job, plan).plan)
+        record_settled("+ sequential AdaQuant alone", job, stages.sequential_training(job, nearest).plan)
+        tuned = rounded_and_tuned(job, plan).best
+        record_settled("+ second-order rounding, BN tuning", job, tuned.plan)
+        trained = Trained(tuned.plan, tuned.plan, tuned.after, tuned.after, solved=True)
         plan, *_ = stages.better_of(job, trained, stages.end_to_end_training(job, trained))
         record("+ end-to-end AdaQuant", job, plan)
-        record("+ bias tuning", job, stages.bias_tuning(job, plan).plan)
 
     report(case, {"float": case.model})
     fixed = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8, steps=case.steps)
