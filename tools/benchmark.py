@@ -178,6 +178,10 @@ def light(case: Case, folder: Path) -> None:
     for label, recipe in recipes.items():
         if case.wants(label):
             report(case, {label: quantized(case, folder, label, recipe)})
+    label = "light w4a4, edges 8, 1000 images"
+    if case.name in MIXED_SIZES and case.wants(label):
+        more = replace(case, calibration=folder / "imagenet_1000.npz")
+        report(case, {label: quantized(more, folder, label, recipes["light w4a4, edges 8"])})
 
 
 def methods(case: Case, folder: Path) -> None:
