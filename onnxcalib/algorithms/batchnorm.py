@@ -47,7 +47,6 @@ Measure = Callable[[int, int, Tensors], Tensors]  # of the batch at a place, wit
 
 BATCH = 32
 ROUNDS = 6
-LEAST_GAIN = 0.05  # of the held-out loss: after a round that gains less, the next gains nothing that others would see
 # A channel whose spread is off by more is broken, not shrunk: no factor repairs it, and a huge one spoils the grid.
 LIMITS = (0.25, 4.0)
 FAR = np.float32(1e30)  # a bound that nothing reaches
@@ -142,10 +141,8 @@ class Tuner:
             losses = [self._loss(trial) for trial in trials]
             if min(losses) >= best:
                 return Tuned(plan, before, best, done)
-            last, best = best, min(losses)
+            best = min(losses)
             plan = trials[losses.index(best)]
-            if best > (1 - LEAST_GAIN) * last:
-                return Tuned(plan, before, best, done + 1)
         return Tuned(plan, before, best, self.rounds)
 
     def _loss(self, plan: QuantPlan) -> float:
