@@ -222,3 +222,20 @@ def test_either_a_folder_or_the_demo() -> None:
     done = subprocess.run([sys.executable, peers.__file__], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     names(done.stderr, "Error", "smoke")
+
+
+def test_an_environment_is_installed_once_and_again_where_it_should_hold_another_thing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = list[str]()
+
+    def run(command: list[str | Path], **_options: object) -> subprocess.CompletedProcess[str]:
+        ran.append(str(command[-1]))
+        (tmp_path / "tool").mkdir(exist_ok=True)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(peer_run.subprocess, "run", run)
+    for version in ("1.0", "1.0", "2.0"):
+        python, trouble = peer_run.python_of(peer_run.Environment("tool", ((f"tool=={version}",),)), tmp_path)
+        assert (python, trouble) == (tmp_path / "tool" / "bin" / "python", "")
+    assert [word for word in ran if word.startswith("tool==")] == ["tool==1.0", "tool==2.0"]

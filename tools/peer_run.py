@@ -40,10 +40,10 @@ class Measured:
 
 
 def python_of(environment: Environment, work: Path) -> tuple[Path | None, str]:
-    """The environment's Python, installed at its first use; None, and pip's reason, where it does not install."""
-    folder = work / environment.name
-    python = folder / "bin" / "python"
-    if (folder / ".ready").exists():
+    """The environment's Python, installed where it is not yet so; None, and pip's reason, where it does not install."""
+    folder, holds = work / environment.name, repr(environment.installs)
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if ready.exists() and ready.read_text(encoding="utf-8") == holds:
         return python, ""
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     for needs in environment.installs:
@@ -54,7 +54,7 @@ def python_of(environment: Environment, work: Path) -> tuple[Path | None, str]:
             return None, f"Cannot be installed: {(errors or ['pip failed'])[0]}"[:300]
     if environment.compiles:  # here, so that it is in no tool's time
         subprocess.run([python, "-c", f"import {environment.compiles}"], capture_output=True, check=False)
-    (folder / ".ready").touch()
+    ready.write_text(holds, encoding="utf-8")
     return python, ""
 
 

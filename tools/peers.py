@@ -177,12 +177,17 @@ def last_words(done: Measured) -> str:
     return f"Ended with code {done.code}: {lines[-1] if lines else 'no word'}"[:300]
 
 
+def float_predictions(part: Part, work: Path) -> Path:
+    """Where those of the float model lie once it was judged."""
+    return work / "files" / f"{part.name}_float.npy"
+
+
 def judged(row: Row, part: Part, file: Path, work: Path, longest: float) -> Row:
     """The row with what stock onnxruntime makes of the file."""
     python, trouble = python_of(STOCK, work)
     if python is None:
         return replace(row, note=f"Not judged: onnxruntime: {trouble}")
-    found, reference = file.with_suffix(".npy"), work / "files" / f"{part.name}_float.npy"
+    found, reference = file.with_suffix(".npy"), float_predictions(part, work)
     done = measured(
         [python, SCRIPTS / "judge.py", part.model, file, part.test, found], file.with_suffix(".txt"), longest
     )
@@ -247,7 +252,8 @@ def compare(
         own = PEERS[name].steps if PEERS[name].quick or steps is None else steps
         todo += [Row(part.name, each, name, samples, own) for each in PEERS[name].bits if each in bits]
     for row in todo:
-        if row.key in rows.rows:
+        # Rows that came from elsewhere come without the float model's predictions.
+        if row.key in rows.rows and (row.bits != "float" or float_predictions(part, work).exists()):
             continue
         if row.bits == "float":
             row = float_row(part, work, samples, longest)  # noqa: PLW2901

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """How time and memory grow with layers and with samples: a chain of convolutions, quantized in processes of their own.
 
-    python tools/scaling.py FOLDER                     # plain, light, light with a report; tables and a plot
+    python tools/scaling.py FOLDER                     # run, plain, light, light with a report; tables and a plot
     python tools/scaling.py FOLDER --kind report --layers 50 100
 
 Writes FOLDER/scaling.csv, FOLDER/scaling.md and FOLDER/scaling.png.
-CPU seconds are those of all threads: on a busy machine they say more.
+CPU seconds are those of all threads: on a busy machine they say more. `run` is the float model, read by onnx and run
+by onnxruntime with as much imported: what of memory is the model itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
@@ -32,7 +34,8 @@ from onnxcalib.recipe import OnBroken
 LAYERS, SAMPLES = (50, 100, 200, 400), (128, 512, 2048)
 FEW_SAMPLES, FEW_LAYERS = 64, 50  # while the other number grows
 CHANNELS, SIZE, OFF = 16, 8, 0.004
-KINDS = ("plain", "light", "report")
+RUN, KINDS = "run", ("plain", "light", "report")
+BATCH = 16
 COLUMNS = ("kind", "layers", "samples", "seconds", "cpu", "MB", "model_MB")
 
 Row = dict[str, Any]
@@ -83,6 +86,25 @@ def measured(kind: str, layers: int, samples: int, folder: Path) -> Row:
 def _one(kind: str, model: Path, data: Path) -> None:
     """Prints what one way of quantizing took in this process."""
     wall, cpu = time.perf_counter(), time.process_time()
+    if kind == RUN:
+        _run(model, data)
+    else:
+        _quantize(kind, model, data)
+    row: Row = {"seconds": round(time.perf_counter() - wall, 2), "cpu": round(time.process_time() - cpu, 2)}
+    # getrusage would report the parent's peak where that is higher: it outlives exec, this does not.
+    status = Path("/proc/self/status").read_text().splitlines()
+    row["MB"] = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024
+    print(json.dumps(row))
+
+
+def _run(model: Path, data: Path) -> None:
+    read, samples = onnx.load(model), np.load(data)["x"]
+    session = ort.InferenceSession(read.SerializeToString(), providers=["CPUExecutionProvider"])
+    for start in range(0, len(samples), BATCH):
+        session.run(None, {"x": samples[start : start + BATCH]})
+
+
+def _quantize(kind: str, model: Path, data: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pipeline, output = Pipeline.PLAIN if kind == "plain" else Pipeline.LIGHT, Path(folder) / "written.onnx"
         # Hundreds of layers in a row do drown a signal in noise, and no real network has them.
@@ -90,11 +112,6 @@ def _one(kind: str, model: Path, data: Path) -> None:
         result = onnxcalib.quantize(model, data, recipe, output=output)
         if kind == "report":
             report(result, model, data, Path(folder) / "report.html")
-    row: Row = {"seconds": round(time.perf_counter() - wall, 2), "cpu": round(time.process_time() - cpu, 2)}
-    # getrusage would report the parent's peak where that is higher: it outlives exec, this does not.
-    status = Path("/proc/self/status").read_text().splitlines()
-    row["MB"] = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024
-    print(json.dumps(row))
 
 
 def told(row: Row) -> str:
@@ -170,7 +187,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--kind", nargs="+", choices=(RUN, *KINDS), default=(RUN, *KINDS))
     parser.add_argument("--layers", nargs="*", type=int, default=LAYERS)
     parser.add_argument("--samples", nargs="*", type=int, default=SAMPLES)
     asked = parser.parse_args()

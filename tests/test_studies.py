@@ -1,0 +1,66 @@
+"""The curves and the study of calibration sizes: their files and tables, with stand-ins in place of measurements."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+sys.path.insert(0, str(TOOLS))
+pytest.importorskip("matplotlib")
+curves = pytest.importorskip("curves")
+calibration_size = pytest.importorskip("calibration_size")
+
+POINT = curves.Point("net", "light", 0.15, 512, None, 2000, 250, 0.25, 70.5, 88.25, 3.5)
+RUN = calibration_size.Run("light", 64, 0, None, 10000, 91.0, 96.5, 2.25)
+
+
+def test_points_come_back_from_the_file_and_are_known_again(tmp_path: Path) -> None:
+    path = tmp_path / "curve.csv"
+    points = [POINT, replace(POINT, method="advanced", steps=12), replace(POINT, method="greedy-accuracy", asked=0.2)]
+    for point in points:
+        curves.Curve(path).add(point)
+    again = curves.Curve(path)
+    assert [point.method for point in again.points] == ["greedy-accuracy", "light", "advanced"]
+    assert set(again.points) == set(points)
+    assert all(point.key in again for point in points)
+    assert replace(POINT, method="advanced").key not in again, "other steps are another point"
+
+
+def test_a_curve_is_drawn_with_its_float_line(tmp_path: Path) -> None:
+    points = [replace(POINT, method="float", asked=1.0), POINT, replace(POINT, asked=0.2, top1=71.0)]
+    curves.draw(points, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 5000
+
+
+def test_runs_come_back_with_mean_and_deviation(tmp_path: Path) -> None:
+    runs = [RUN, replace(RUN, seed=1, top1=92.0), replace(RUN, images=1, top1=80.0), replace(RUN, method="plain")]
+    path = tmp_path / "runs.csv"
+    calibration_size.write(runs, path)
+    assert list(calibration_size.read(path)) == runs
+    assert path.with_suffix(".md").read_text() == (
+        "| top-1 | 1 image | 64 images |\n| --- | --- | --- |\n"
+        "| light | 80.00 ± 0.00 | 91.50 ± 0.71 |\n| plain |  | 91.00 ± 0.00 |\n"
+    )
+    calibration_size.draw(runs, path.with_suffix(".png"))
+    assert path.with_suffix(".png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("method", calibration_size.METHODS)
+def test_every_method_is_asked_for_four_bits_and_by_its_seed(method: str) -> None:
+    recipe = calibration_size.recipe_of(method, 3, 7)
+    assert ([str(each) for each in recipe.bits], recipe.edge_bits, recipe.seed) == (["w4a4"], 8, 3)
+    assert recipe.training.steps == (7 if method in ("advanced", "adaround", "end-to-end") else recipe.training.steps)
+
+
+@pytest.mark.parametrize("tool", ["curves.py", "calibration_size.py"])
+def test_an_unknown_method_is_named(tool: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOLS / tool), "zoo", *(["resnet20"] if tool == "curves.py" else [])]
+    command += ["--work", str(tmp_path), "--out", str(tmp_path), "--method", "magic"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "magic" in done.stderr
