@@ -45,7 +45,9 @@ from onnxcalib.targets import Dynamic, Target
 FloatArray = npt.NDArray[np.float64]
 Measure = Callable[[int, int, Tensors], Tensors]  # of the batch at a place, with so many samples
 
-BATCH = 32
+# Samples whose statistics are taken together: so many, and fewer where layers make more bytes of them than that.
+# Of MobileNet-V2 8 are as good as 32: 2 % less loss at w4a4, 0.4 % more at w4a8.
+BATCH, BATCH_BYTES = 32, 2**28
 ROUNDS = 6
 # A channel whose spread is off by more is broken, not shrunk: no factor repairs it, and a huge one spoils the grid.
 LIMITS = (0.25, 4.0)
@@ -82,7 +84,8 @@ class FloatStatistics:
         self.layers = [layer for layer in layers if layer.takes_bias]
         self.mask = find_mask(data)
         feed = next(iter(first(data, 2).batches(2)))
-        self.padded, self.row_steps = _how_measured(model, self.layers, feed, self.mask)
+        self.padded, self.row_steps, made = _how_measured(model, self.layers, feed, self.mask)
+        self.batch = _fitting(made // max(samples_in(feed, data), 1))
         self.stretches = Stretches(model.proto, self.layers, most)
         self._known: dict[tuple[str, int, int], Tensors] = {}
 
@@ -95,10 +98,10 @@ class FloatStatistics:
             key = (stretch.layers[0].name, place, samples)
             if key not in self._known:
                 if running is None:
-                    # Whole batches between nodes that measure them: a pool would double what they take.
-                    session = Session(self.with_statistics(model, stretch, None, self._reach), pool=False)
+                    session = Session(self.with_statistics(model, stretch, None, self._reach))
                     running = handed_on.open(stretch, session)
-                self._known[key] = running.run(feed)
+                # Copies: what onnxruntime returns may lie in the memory of a large tensor, and would hold it.
+                self._known[key] = {name: value.copy() for name, value in running.run(feed).items()}
             return self._known[key]
 
         return measure
@@ -123,7 +126,7 @@ class Tuner:
     reference: BatchNormReference
     reach: float = REACH
     rounds: int = ROUNDS
-    batch: int = BATCH
+    batch: int | None = None  # None: as many samples as those of the float model are taken of
     floats: FloatStatistics | None = None  # of the same data, where several plans are tuned
 
     def tune(self, plan: QuantPlan, progress: Progress) -> Tuned:
@@ -159,7 +162,7 @@ class Tuner:
         sums = (_Sums(floats.layers), _Sums(floats.layers))
         with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
             handed_on = [HandedOn(Path(folder) / kind) for kind in ("float", "quantized")]
-            feeds = _Feeds(self.data, self.batch, floats.mask if floats.padded else None)
+            feeds = _Feeds(self.data, self.batch or floats.batch, floats.mask if floats.padded else None)
             for done, (stretch, model) in enumerate(floats.stretches):
                 measure = floats.measuring(stretch, model, handed_on[0])
                 student = handed_on[1].open(stretch, self._student(plan, stretch, model, floats))
@@ -174,7 +177,8 @@ class Tuner:
     def _student(self, plan: QuantPlan, stretch: Stretch, model: onnx.ModelProto, floats: FloatStatistics) -> Session:
         target = replace(self.target.in_place, dynamic=Dynamic.QDQ)
         quantized = write_part(self.model, model, self.layers, plan, target)
-        return Session(floats.with_statistics(quantized, stretch, LIMITS), pool=False)
+        # What is measured lies between a layer and its quantizer, so that layers are float: best with float constants.
+        return Session(floats.with_statistics(quantized, stretch, LIMITS), fused=False)
 
     def _wanted(self, layers: Sequence[Layer], measured: Tensors) -> Tensors:
         if self.reference is BatchNormReference.FLOAT:
@@ -192,13 +196,22 @@ class Tuner:
 
 def _how_measured(
     model: Model, layers: Sequence[Layer], feed: Tensors, mask: str | None
-) -> tuple[list[str], dict[str, int]]:
-    """The layers with a row for every position, some of which are padding; and how many rows of others are left out."""
+) -> tuple[list[str], dict[str, int], int]:
+    """The layers with a row a position, some of them padding; how many rows of others are left out; bytes of all."""
     names = list(dict.fromkeys(layer.summed for layer in layers))
     shown = Session(with_outputs(model.proto, names), pool=False).run(feed) if names else {}
     counts = None if mask is None else feed[mask] != 0
     padded = [it.name for it in layers if it.has_sums and counts_for(shown[it.summed], counts) is not None]
-    return padded, {it.name: row_step(shown[it.summed].shape[2:]) for it in layers if not it.has_sums}
+    steps = {it.name: row_step(shown[it.summed].shape[2:]) for it in layers if not it.has_sums}
+    return padded, steps, sum(values.nbytes for values in shown.values())
+
+
+def _fitting(made: int) -> int:
+    """Samples of a batch where layers make so many bytes of one: onnxruntime may keep all of them until its end."""
+    batch = BATCH
+    while batch > 1 and batch * made > BATCH_BYTES:
+        batch //= 2
+    return batch
 
 
 def row_step(sizes: Sequence[int]) -> int:

@@ -27,7 +27,7 @@ from onnxcalib.runtime.session import Session, Tensors, fitting_batch, samples_i
 from onnxcalib.runtime.threads import default_workers, in_threads
 
 DISK_BYTES = 4 * 2**30  # of what histograms take of all tensors
-BUFFER_BYTES = 8 * 2**20  # of that, in memory: files of single rows take longer to write than to compute
+BUFFER_BYTES = 2 * 2**20  # of that, in memory: files of single rows take longer to write than to compute
 EXTREME_SAMPLES = 16  # that are remembered
 
 Take = Callable[[str, Array, int], None]  # a tensor's batch, and how many samples it has
@@ -72,11 +72,12 @@ def calibrate(
         _check_finite(extremes, model.source)
         if waiting.is_whole:
             del session  # its memory is free for histograms
-        histograms = {name: Histogram(extremes[name]) for name in names}
-        if waiting.is_whole:
-            in_threads(lambda name: waiting.fill(histograms[name], name), names)
+            tensors = dict(
+                zip(names, in_threads(lambda name: waiting.histogram(name, extremes[name]), names), strict=True)
+            )
             progress("calibrate", 2 * of_all, 2 * of_all)
         else:
+            histograms = {name: Histogram(extremes[name]) for name in names}
 
             def take(name: str, values: Array, samples: int) -> None:
                 histograms[name].take(thinned(values, samples, of_all))
@@ -84,7 +85,7 @@ def calibrate(
             for samples in _passed(names, take, session, data, batch):
                 done += samples
                 progress("calibrate", done, 2 * of_all)
-    tensors = {name: histogram.statistics() for name, histogram in histograms.items()}
+            tensors = {name: histogram.statistics() for name, histogram in histograms.items()}
     held = Counter(sample for seen in extremes.values() for sample in seen.samples.values())
     return Statistics(tensors, of_all, tuple(sample for sample, _ in held.most_common(EXTREME_SAMPLES)))
 
@@ -93,7 +94,7 @@ class _Waiting:
     """What histograms take of tensors, on disk until their ends are known; nothing of it where it takes too much."""
 
     def __init__(self, names: Sequence[str], folder: Path, most: float) -> None:
-        self._held = {name: Held(folder / f"{place}.npy") for place, name in enumerate(names)}
+        self._held = {name: Held(folder / f"{place}.bin") for place, name in enumerate(names)}
         self._buffers: dict[str, list[Array]] = {name: [] for name in names}
         self.is_whole, self._most = True, most  # bytes a sample
 
@@ -117,11 +118,12 @@ class _Waiting:
         if buffered > buffer_bytes(BUFFER_BYTES) or not self.is_whole:
             self._buffers = {name: [] for name in self._buffers}
 
-    def fill(self, histogram: Histogram, name: str) -> None:
-        """Hands all of a tensor over."""
-        written = self._held[name].batches() if self._held[name].size else ()
+    def histogram(self, name: str, extremes: Extremes) -> TensorStatistics:
+        """Of all of a tensor."""
+        found, written = Histogram(extremes), self._held[name].batches() if self._held[name].size else ()
         for rows in itertools.chain(written, _joined(self._buffers.pop(name))):
-            histogram.take(rows)
+            found.take(rows)
+        return found.statistics()
 
 
 def _joined(batches: Sequence[Array]) -> Iterator[Array]:

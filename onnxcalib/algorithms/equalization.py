@@ -13,7 +13,7 @@ from onnxcalib.model.equalize import DIGITS, QUARTERS, EqualizationPair, Exponen
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.progress import Progress
-from onnxcalib.runtime.session import Session, stream
+from onnxcalib.runtime.session import DRAWN_BYTES, Session, fitting_batch, stream
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -42,7 +42,8 @@ def measure_channels(
     kept: dict[str, list[FloatArray]] = {name: [] for name in names}
     peaks = dict.fromkeys(names, np.zeros(()))
     of_each, done = -(-VALUES // len(data)), 0
-    for samples, tensors in stream(Session(with_outputs(model.proto, names), model.source), data):
+    session = Session(with_outputs(model.proto, names), model.source)
+    for samples, tensors in stream(session, data, fitting_batch(session, data, DRAWN_BYTES)):
         for name in names:
             values = np.abs(np.moveaxis(tensors[name], 1, 0).reshape(tensors[name].shape[1], -1))
             peaks[name] = np.maximum(peaks[name], values.max(1))

@@ -101,7 +101,7 @@ class FloatRows:
         for reads, each in rows.items() if rows else [(None, values)]:
             if (name, reads) not in self._held:
                 self._files += 1
-                self._held[name, reads] = Held(self.folder / f"float_{self._files}.npy")
+                self._held[name, reads] = Held(self.folder / f"float_{self._files}.bin")
             self._held[name, reads].append(each)
 
     def _whole(self, name: str) -> bool:

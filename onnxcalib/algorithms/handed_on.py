@@ -26,7 +26,7 @@ class HandedOn:
         made = {}
         for name in stretch.makes:
             self._files += 1
-            made[name] = self._held[name] = Held(self.folder / f"{self._files}.npy")
+            made[name] = self._held[name] = Held(self.folder / f"{self._files}.bin")
         read = {name: self._held[name].batches() for name in stretch.reads if name in self._held}
         return RunningStretch(session, read, made)
 

@@ -52,7 +52,10 @@ class SecondOrder:
 
 @dataclass(frozen=True)
 class ChosenRounding:
-    """What became of it: the held-out losses after a quick tuning, of round to nearest and of what was chosen."""
+    """What became of it: the held-out losses after tuning, of round to nearest and of what was chosen.
+
+    Of a quick tuning where that told them apart, else of the whole one.
+    """
 
     strength: float | None  # None: round to nearest
     before: float

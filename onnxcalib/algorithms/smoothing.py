@@ -24,7 +24,7 @@ from onnxcalib.numerics.quant_params import QuantScheme, fake_quantize, make_qpa
 from onnxcalib.numerics.range_estimators import blockwise_qparams, weight_qparams
 from onnxcalib.progress import Progress
 from onnxcalib.recipe import MAX_BITS, Precision, RangeMethod
-from onnxcalib.runtime.session import Session, fitting_batch, samples_in
+from onnxcalib.runtime.session import DRAWN_BYTES, Session, fitting_batch, samples_in
 from onnxcalib.targets import Target
 
 FloatArray = npt.NDArray[np.float64]
@@ -68,7 +68,7 @@ def watch(model: Model, sites: Sequence[Site], data: Dataset, progress: Progress
     data, rng, done = first(data, SAMPLES), np.random.default_rng(0), 0
     session = Session(with_outputs(model.proto, [site.tensor for site in sites]), model.source)
     seen: dict[str, list[Channels]] = {site.name: [] for site in sites}
-    for feed in data.batches(fitting_batch(session, data)):
+    for feed in data.batches(fitting_batch(session, data, DRAWN_BYTES)):
         tensors, counts, samples = session.run(feed), positions_that_count(feed), samples_in(feed, data)
         for site in sites:
             values = counted(tensors[site.tensor], counts)

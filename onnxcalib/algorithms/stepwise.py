@@ -96,7 +96,7 @@ class Stepwise:
 
     def _new(self) -> Held:
         self._files += 1
-        held = Held(self.folder / f"{self._files}.npy")
+        held = Held(self.folder / f"{self._files}.bin")
         held.path.touch()
         return held
 

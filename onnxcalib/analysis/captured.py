@@ -120,7 +120,7 @@ def showing(model: onnx.ModelProto, names: Collection[str]) -> Session:
 
 def _files(names: Collection[str], folder: Path) -> dict[str, Held]:
     folder.mkdir()
-    held = {name: Held(folder / f"{place}.npy") for place, name in enumerate(names)}
+    held = {name: Held(folder / f"{place}.bin") for place, name in enumerate(names)}
     for each in held.values():
         each.path.touch()
     return held

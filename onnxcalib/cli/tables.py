@@ -143,10 +143,10 @@ def _constants(stored: Sequence[StoredConstant]) -> list[str]:
 
 
 def _rounding(rounding: ChosenRounding) -> list[str]:
-    """Which rounding was taken, judged after a quick tuning, and what it leaves out."""
+    """Which rounding was taken, judged after tuning, and what it leaves out."""
     taken = "not kept" if rounding.strength is None else f"strength {rounding.strength:g}"
     skipped = [f"rounded to nearest: {reason}" for reason in rounding.skip_reasons]
-    losses = f"held-out loss {rounding.before:.6g} to {rounding.after:.6g} after a quick tuning"
+    losses = f"held-out loss {rounding.before:.6g} to {rounding.after:.6g} after tuning"
     return [f"second-order rounding: {losses}, {taken}", *skipped]
 
 

@@ -54,7 +54,7 @@ def mse(stats: TensorStatistics, scheme: QuantScheme) -> Range:
     used = stats.relative > 0
     if not used.any():  # a constant tensor has no histogram, and every range would look as good as any other
         return stats.low, stats.high
-    centres, counts = centres[used], stats.relative[used]
+    centres, counts = centres[used], stats.relative[used].astype(np.float64)
     least, most = min(stats.low, 0.0), max(stats.high, 0.0)
 
     errors = partial(_histogram_errors, centres, counts, scheme)
@@ -174,7 +174,7 @@ def _best(errors: Callable[[FloatArray], FloatArray], end: float) -> float:
     return float(ends[errors(ends).argmin()])
 
 
-def _values(stats: TensorStatistics) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+def _values(stats: TensorStatistics) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
     edges = np.linspace(stats.low, stats.high, len(stats.counts) + 1)
     return ((edges[1:] + edges[:-1]) / 2).astype(np.float32), stats.counts
 

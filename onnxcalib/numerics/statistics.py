@@ -22,8 +22,8 @@ class TensorStatistics:
     high: float
     mean_low: float  # the smallest value of a sample, averaged over samples
     mean_high: float
-    counts: npt.NDArray[np.int64]  # histogram over low..high; exact zeros are left out, every grid holds them
-    relative: npt.NDArray[np.float64]  # the same, each sample weighted by one over its mean square
+    counts: npt.NDArray[np.int32]  # histogram over low..high; exact zeros are left out, every grid holds them
+    relative: npt.NDArray[np.float32]  # the same, each sample weighted by one over its mean square
 
 
 class Extremes:
@@ -86,7 +86,8 @@ class Histogram:
         mean_low, mean_high = self._extremes.means
         if not np.isfinite(low):  # the tensor was never computed, or always empty
             low = high = mean_low = mean_high = 0.0
-        return TensorStatistics(low, high, mean_low, mean_high, self._counts, self._relative)
+        found = self._counts.astype(np.int32), self._relative.astype(np.float32)
+        return TensorStatistics(low, high, mean_low, mean_high, *found)
 
 
 def thinned(values: Array, samples: int, of_all: int) -> Array:

@@ -13,7 +13,7 @@ from onnxcalib.algorithms.batchnorm import FloatStatistics
 from onnxcalib.algorithms.constants import store
 from onnxcalib.algorithms.float_rows import FloatRows
 from onnxcalib.algorithms.sizes import with_measured_macs
-from onnxcalib.algorithms.teacher import Loss, check_loss
+from onnxcalib.algorithms.teacher import Loss, Teacher, check_loss
 from onnxcalib.algorithms.tied import Tied, tied_layers
 from onnxcalib.cache.codec import digest
 from onnxcalib.cache.run_directory import RunDirectory
@@ -77,6 +77,7 @@ class Job:
     proof: Dataset | None = None  # labelled samples that no stage sees, to prove what was promised
     tied: Mapping[str, Tied] = field(default_factory=dict)  # by layer that shares a table
     float_statistics: FloatStatistics | None = None  # of channels, while several plans are tuned
+    quick_teacher: Teacher | None = None  # on few held-out samples, while several plans are tuned
     float_rows: FloatRows | None = None  # what layers read in the float network, while several roundings share it
 
     @property

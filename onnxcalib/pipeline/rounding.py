@@ -16,6 +16,7 @@ from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.stages import (
     batch_norm_tuning,
     learned_from,
+    quick_teacher,
     quick_tuning,
     second_order_rounding,
     trains_end_to_end,
@@ -26,6 +27,9 @@ from onnxcalib.recipe import MAX_BITS, Recipe, Rounding
 # Of the move for the error that arrives. All of it (1) chases noise: of ResNet-20 at three precisions, the quick-start
 # model at three and a language model, it was the best on two of the quick-start model, by 6 % of the loss and by less.
 STRENGTHS = (0.0, 0.5)
+
+# A quick tuning does not tell roundings apart whose losses differ by less than this factor: they get the whole tuning.
+CLEARLY = 1.25
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,25 @@ class Roundings:
 
 
 def rounded_and_tuned(job: Job, plan: QuantPlan) -> Roundings:
-    """The plan with batch-norm tuning, on the rounding whose held-out loss is the least after a quick one."""
+    """The plan with batch-norm tuning, on the rounding whose held-out loss is the least after it.
+
+    What is clearly behind after a quick tuning does not get the whole one.
+    """
     if not _tried(job, plan):
         return Roundings(batch_norm_tuning(job, plan))
-    job = replace(job, float_statistics=FloatStatistics(job.model, job.layers, learned_from(job)))
+    floats = FloatStatistics(job.model, job.layers, learned_from(job))
+    job = replace(job, float_statistics=floats, quick_teacher=quick_teacher(job))
     nearest, (rounded, found) = quick_tuning(job, plan), _best_strength(job, plan)
-    if found.after >= nearest.after and job.recipe.weights.rounding is not Rounding.SECOND_ORDER:
-        return Roundings(batch_norm_tuning(job, plan), ChosenRounding(None, nearest.after, nearest.after))
-    chosen = ChosenRounding(rounded.strength, nearest.after, found.after, rounded.skip_reasons)
-    return Roundings(batch_norm_tuning(job, rounded.plan), chosen)
+    asked = job.recipe.weights.rounding is Rounding.SECOND_ORDER
+    if asked or CLEARLY * found.after <= nearest.after:
+        chosen = ChosenRounding(rounded.strength, nearest.after, found.after, rounded.skip_reasons)
+        return Roundings(batch_norm_tuning(job, rounded.plan), chosen)
+    whole = batch_norm_tuning(job, plan)
+    if CLEARLY * nearest.after > found.after:
+        other = batch_norm_tuning(job, rounded.plan)
+        if other.after < whole.after:
+            return Roundings(other, ChosenRounding(rounded.strength, whole.after, other.after, rounded.skip_reasons))
+    return Roundings(whole, ChosenRounding(None, whole.after, whole.after))
 
 
 def _best_strength(job: Job, plan: QuantPlan) -> tuple[SecondOrder, Tuned]:

@@ -205,9 +205,8 @@ def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
 @stage("quick tuning", ("loss", "metric", "bn_reference"), title="tuning of a plan that is tried")
 def quick_tuning(job: Job, plan: QuantPlan) -> Tuned:
     """Enough of batch-norm tuning to compare plans by: its first rounds, on few samples."""
-    data, held_out = (first(part, QUICK_SAMPLES) for part in train_validation_split(job.data))
-    teacher = Teacher(job.model, held_out, job.loss, TEMPERATURE)
-    how = (job.target, data, teacher, job.recipe.get("bn_reference"))
+    data = first(learned_from(job), QUICK_SAMPLES)
+    how = (job.target, data, job.quick_teacher or quick_teacher(job), job.recipe.get("bn_reference"))
     tuner = Tuner(job.model, job.layers, *how, rounds=QUICK_ROUNDS, floats=job.float_statistics)
     return tuner.tune(plan, job.progress)
 
@@ -333,6 +332,12 @@ def _stored_once(job: Job) -> dict[str, Precision]:
 def learned_from(job: Job) -> Dataset:
     """The samples that weights are rounded for: more bring little."""
     return first(train_validation_split(job.data)[0], LEARNED_FROM)
+
+
+def quick_teacher(job: Job) -> Teacher:
+    """What a plan is judged by that is tuned quickly."""
+    held_out = first(train_validation_split(job.data)[1], QUICK_SAMPLES)
+    return Teacher(job.model, held_out, job.loss, TEMPERATURE)
 
 
 def _rounder(job: Job, checkpoint: Checkpoint) -> Rounder:

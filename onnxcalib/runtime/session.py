@@ -27,7 +27,8 @@ from onnxcalib.runtime.trial import LEVELS, is_risky, try_levels
 Tensors = dict[str, npt.NDArray[Any]]
 
 # Captured tensors of one batch stay below this, whatever the number of samples.
-CAPTURE_BYTES = 16 * 2**20
+CAPTURE_BYTES = 4 * 2**20
+DRAWN_BYTES = 16 * 2**20  # where positions are drawn of them, whatever memory is allowed: the draw depends on the batch
 LARGEST_BATCH = 16  # more is no faster, and what lies between captured tensors takes as much more memory
 SEES_FOLDER = (1, 21)  # the version from which onnxruntime is told where the files of weights lie
 
@@ -38,6 +39,7 @@ class Session:
     A pool of memory halves the time of a run with large tensors, and goes with the session; one that is kept beside
     many others should have none. Of the levels of optimization the first that works is taken; None: all that are safe.
     So many threads share a run, 0: one a core; a job that may run anywhere has one, as sums can depend on their number.
+    Quantizers that are not fused are computed as they are written, and those of constants once, when the model is read.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Session:
         levels: Sequence[str] | None = None,
         threads: int = 0,
         provider: str | None = None,
+        fused: bool = True,
     ) -> None:
         options = new_options()
         provider = provider or chosen()
@@ -60,6 +63,8 @@ class Session:
         options.intra_op_num_threads = threads
         # Threads that spin between runs would take the cores from other sessions, and from what is made of a result.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if not fused:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         import onnxruntime as ort
 
         # In the order of the file: by default what measures a tensor runs last, and all of them wait for it in memory.
@@ -124,17 +129,17 @@ def stream(session: Session, data: Dataset, batch: int | None = None) -> Iterato
         yield samples_in(feed, data), session.run(feed)
 
 
-def fitting_batch(session: Session, data: Dataset) -> int:
-    """How many samples' outputs fit into the memory for captured tensors, measured on one sample."""
+def fitting_batch(session: Session, data: Dataset, most: int | None = None) -> int:
+    """How many samples' outputs fit into so many bytes, or the memory for captured tensors, measured on one sample."""
     feed = next(iter(data.batches(1)))
     outputs = session.run(feed).values()
     held = sum(value.nbytes for value in outputs if isinstance(value, np.ndarray))  # a sequence is a list
-    return batch_of(held)
+    return batch_of(held, most)
 
 
-def batch_of(held: int) -> int:
-    """How many samples fit into the memory for captured tensors where each takes so many bytes."""
-    return int(np.clip(buffer_bytes(CAPTURE_BYTES) // max(held, 1), 1, LARGEST_BATCH))
+def batch_of(held: int, most: int | None = None) -> int:
+    """How many samples fit into so many bytes, or the memory for captured tensors, where each takes what it holds."""
+    return int(np.clip((most or buffer_bytes(CAPTURE_BYTES)) // max(held, 1), 1, LARGEST_BATCH))
 
 
 def samples_in(feed: Tensors, data: Dataset) -> int:

@@ -11,9 +11,13 @@ from jobs import plan_of
 from tuning import job_for, tuner_of
 
 from models import BUILDERS, conv_net
+from onnxcalib.algorithms import batchnorm
 from onnxcalib.algorithms.batchnorm import FloatStatistics
+from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.pipeline.job import Job
 from onnxcalib.progress import silent
 from onnxcalib.recipe import BatchNormReference
+from onnxcalib.runtime.session import Session
 
 
 @pytest.mark.parametrize("reference", BatchNormReference)
@@ -51,3 +55,32 @@ def test_stretches_are_tuned_as_the_whole_is(target: str) -> None:
     done = [each for each, _ in told]
     assert done == sorted(done)
     assert done[-1] <= told[-1][1]
+
+
+def test_fewer_samples_are_measured_together_where_layers_make_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_for(conv_net(), samples=40)
+    every = FloatStatistics(job.model, job.layers, job.data).batch
+    made = _bytes_of_layers(job)
+    monkeypatch.setattr(batchnorm, "BATCH_BYTES", 5 * made)
+    assert (every, FloatStatistics(job.model, job.layers, job.data).batch) == (batchnorm.BATCH, 4)
+    monkeypatch.setattr(batchnorm, "BATCH_BYTES", made // 2)
+    floats = FloatStatistics(job.model, job.layers, job.data)
+    assert floats.batch == 1
+    assert (
+        tuner_of(job, floats=floats).tune(plan_of(job), silent).after <= tuner_of(job).tune(plan_of(job), silent).before
+    )
+
+
+def test_what_is_kept_of_a_run_holds_none_of_its_tensors() -> None:
+    job = job_for(conv_net(), samples=40)
+    floats = FloatStatistics(job.model, job.layers, job.data)
+    tuner_of(job, floats=floats).statistics(plan_of(job), silent, floats=floats)
+    kept = [value for known in floats._known.values() for value in known.values()]
+    assert kept
+    assert all(value.flags.owndata for value in kept)
+
+
+def _bytes_of_layers(job: Job) -> int:
+    """What the layers make of a sample."""
+    feed, names = next(iter(job.data.batches(1))), list(dict.fromkeys(layer.summed for layer in job.layers))
+    return sum(value.nbytes for value in Session(with_outputs(job.model.proto, names)).run(feed).values())

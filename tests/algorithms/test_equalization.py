@@ -18,6 +18,7 @@ from onnxcalib.model.equalize import METADATA, QUARTERS, equalized_as, exponents
 from onnxcalib.model.quantized import read_quantized
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.stages import equalization, equalize
+from onnxcalib.runtime import session
 
 LOUDNESS = np.exp2(-np.arange(8, dtype=np.float32) / 1.5)  # of the channels before the depthwise layer
 
@@ -160,3 +161,13 @@ def test_metadata_of_others_is_left_alone(told: str) -> None:
     onnx.helper.set_model_props(file, {METADATA: told})
     feed = feed_for(job.model.proto)
     np.testing.assert_array_equal(run(equalized_as(job.model, file).proto, feed)["y"], run(job.model.proto, feed)["y"])
+
+
+def test_what_is_found_does_not_depend_on_the_memory_for_captured_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of(separable("Relu (b1)", reads="x"))
+    usual = equalization(job).exponents
+    assert usual
+    monkeypatch.setattr(session, "CAPTURE_BYTES", 1)
+    assert {name: each.tolist() for name, each in equalization(job).exponents.items()} == {
+        name: each.tolist() for name, each in usual.items()
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ from gradient_check import doubled
 from onnx.reference import ReferenceEvaluator
 from said import refused
 
-from models import HAS_TRAINING, Arrays, build, normal, run
+from models import HAS_TRAINING, Arrays, build, normal, run, session_of
 from onnxcalib.autodiff.interface import NoGradientError, gradient_name
 from onnxcalib.autodiff.training.gradient_model import gradient_model
 from onnxcalib.errors import ModelError
@@ -111,6 +112,11 @@ PLAIN: dict[str, Case] = {
     "Conv groups": ("Conv <group=2> (x, w)", {"x": (1, 4, 4, 4), "w": (4, 2, 3, 3)}, {}),
     "Conv depthwise": ("Conv <group=4> (x, w)", {"x": (1, 4, 4, 4), "w": (4, 1, 3, 3)}, {}),
     "Conv of a line": ("Conv <pads=[1,1]> (x, w)", {"x": (1, 2, 6), "w": (3, 2, 3)}, {}),
+    "Conv of a line, groups": ("Conv <group=2, kernel_shape=[3], strides=[2], dilations=[2], pads=[1,2]> (x, w, b)",
+        {"x": (2, 4, 9), "w": (6, 2, 3), "b": (6,)}, {}),
+    "Conv of a line, depthwise": ("Conv <group=4> (x, w)", {"x": (2, 4, 6), "w": (4, 1, 2)}, {}),
+    "Conv of a line, depthwise, padded": ("Conv <group=4, auto_pad=\"SAME_UPPER\"> (x, w)",
+        {"x": (2, 4, 6), "w": (4, 1, 2)}, {}),
     "Conv of a volume": ("Conv (x, w)", {"x": (1, 2, 3, 3, 3), "w": (2, 2, 2, 2, 2)}, {}),
     "MaxPool": ("MaxPool <kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]> (x)", {"x": IMAGE}, {}),
     "AveragePool": ("AveragePool <kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]> (x)", {"x": IMAGE}, {}),
@@ -323,3 +329,20 @@ def test_what_cannot_be_is_refused_in_a_sentence() -> None:
     }"""
     with refused(ModelError, "Conv 'free'"):
         gradient_model(build(free), ["w"])
+
+
+def test_groups_of_a_volume_are_left_to_the_other_engine() -> None:
+    model = loss_of("Conv <group=2> (x, w)", {"x": (1, 4, 3, 3, 3), "w": (2, 2, 2, 2, 2)}, 17)
+    with pytest.raises(NoGradientError, match="Conv"):
+        gradient_model(model, ["x", "w"])
+    assert gradient_model(model, ["w"])  # nothing is wrong with that of weights
+
+
+def test_groups_along_a_line_leave_the_tensors_of_a_run_beside_them_alone() -> None:
+    shapes = {"x": (4, 6, 8), "w": (6, 1, 2), "b": (6,)}
+    model = gradient_model(loss_of("Conv <group=6> (x, w, b)", shapes, 17), ["x", "w", "b"])
+    session, feed = session_of(model), values_for(shapes)
+    alone = session.run(None, feed)
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(lambda _: session.run(None, feed), range(400)):
+            assert all(np.array_equal(one, other) for one, other in zip(alone, found, strict=True))

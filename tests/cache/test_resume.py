@@ -89,11 +89,14 @@ def test_a_changed_aim_repeats_only_what_depends_on_it(tmp_path: Path) -> None:
     changed = dataclasses.replace(MIXED, compression=0.55)
     bytes_ = quantized(model, data, changed, run_dir=tmp_path, progress=second)
     tried = len(STRENGTHS)
-    roundings = ["quick tuning", *["second-order"] * tried, *["quick tuning"] * tried, "batch norm"]
-    assert second.computed[: len(roundings) + 1] == ["allocation", *roundings]
-    # What second-order rounding has solved is not trained layer by layer as well.
-    rest = [name for name in second.computed[len(roundings) + 1 :] if name not in ("sequential", "biases")]
-    assert rest == ["end-to-end", "output noise"]
+    roundings = ["quick tuning", *["second-order"] * tried, *["quick tuning"] * tried]
+    # Two roundings that a quick tuning does not tell apart both get the whole one; what second-order rounding has
+    # solved is not trained layer by layer as well.
+    maybe = ("sequential", "biases")
+    computed = [name for name, _ in itertools.groupby(it for it in second.computed[tried * 2 + 2 :] if it not in maybe)]
+    assert second.computed[: tried * 2 + 2] == ["allocation", *roundings]
+    assert computed == ["batch norm", "end-to-end", "output noise"]
+    assert second.computed.count("batch norm") <= 2
     (told,) = second.of("resumed")
     assert told["reused"] == [
         "equalization",

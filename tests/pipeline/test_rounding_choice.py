@@ -73,6 +73,25 @@ def test_it_is_not_kept_where_it_does_not_help(monkeypatch: pytest.MonkeyPatch) 
     assert kept.model.SerializeToString(deterministic=True) == plain.model.SerializeToString(deterministic=True)
 
 
+@pytest.mark.parametrize("spread", [0.3, 30.0])
+def test_roundings_that_a_quick_tuning_does_not_tell_apart_get_the_whole_one(
+    monkeypatch: pytest.MonkeyPatch, spread: float
+) -> None:
+    """Whichever the quick look likes by a hair, what is taken has the least loss after all of the tuning."""
+    quick, looks = rounding.quick_tuning, iter(np.linspace(1, 1.1, 3).tolist() * 3)
+    monkeypatch.setattr(
+        rounding, "quick_tuning", lambda job, plan: dataclasses.replace(quick(job, plan), after=next(looks))
+    )
+    data = {"x": spread * correlated_data(conv_net(), 48)["x"]}
+    losses = {}
+    for way in (Rounding.AUTO, Rounding.SECOND_ORDER, Rounding.NEAREST):
+        result = quantize(conv_net(), data, light("w4a8", rounding=way))
+        assert result.tuned is not None
+        losses[way] = result.tuned.after
+    assert losses[Rounding.SECOND_ORDER] != losses[Rounding.NEAREST]
+    assert losses[Rounding.AUTO] == min(losses.values())
+
+
 def tried(recipe: Recipe, samples: int = 24) -> bool:
     stages: list[str] = []
 

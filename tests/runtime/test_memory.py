@@ -10,7 +10,7 @@ from onnxcalib import Recipe, RecipeError, quantize
 from onnxcalib.data import open_data
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.progress import Event
-from onnxcalib.runtime.memory import SHARE, allowed, bounded, parse_size
+from onnxcalib.runtime.memory import SHARE, allowed, bounded, buffer_bytes, parse_size
 from onnxcalib.runtime.providers import CPU
 from onnxcalib.runtime.session import CAPTURE_BYTES, Session, fitting_batch
 from onnxcalib.runtime.surroundings import Surroundings, surroundings, within
@@ -43,12 +43,17 @@ def test_what_is_no_memory_is_refused_before_any_work(memory: str | int) -> None
         quantize(conv_net(), feed_for(conv_net(), 8), memory=memory)
 
 
-def test_fewer_samples_are_captured_at_a_time() -> None:
+def test_as_many_samples_are_captured_at_a_time_as_fit() -> None:
     wide = build("net (float[N,4] x) => (float[N,524288] y) { [one] y = Gemm (x, w) }", w=normal(4, 2**19))
     session, data = Session(wide), open_data({"x": np.ones((64, 4), np.float32)}, input_specs(wide))
     assert fitting_batch(session, data) == CAPTURE_BYTES // 2**21
+
+
+def test_a_large_buffer_shrinks_where_little_is_allowed() -> None:
+    assert buffer_bytes(2**28) == 2**28
     with bounded("256MB"):
-        assert fitting_batch(session, data) == 256 // SHARE // 2
+        assert buffer_bytes(2**28) == 2**28 // SHARE
+        assert buffer_bytes(2**20) == 2**20
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe("light", bits="w4a8")])

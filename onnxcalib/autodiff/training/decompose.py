@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Iterator
 from functools import reduce
 from itertools import accumulate, pairwise
 from math import pi, sqrt
+from typing import Any
 
 import numpy as np
 import onnx
 
+from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.autodiff.writer import Facts, Writer
 from onnxcalib.errors import ModelError
 from onnxcalib.model.graph import attributes
@@ -242,6 +244,35 @@ def _padded(write: Rewriter, node: onnx.NodeProto) -> None:
     node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in values.items())
 
 
+def _conv(write: Rewriter, node: onnx.NodeProto) -> str | None:
+    """With explicit pads; and groups along a line as those of an image of one row.
+
+    Of one or three axes the gradient clears as much for each group as for all, so past its end: other tensors are lost.
+    """
+    _padded(write, node)
+    values = attributes(node)
+    groups, axes = values.get("group", 1), _window_axes(write, node)
+    if groups == 1 or node.input[0] not in write.active or axes == 2:
+        return None
+    if axes != 1:
+        name = node.name or node.output[0]
+        raise NoGradientError(node.op_type, name, "that of ONNX Runtime training is wrong", "Try `engine='standard'`")
+    row: dict[str, Any] = {
+        name: [1, *values[name]] for name in ("kernel_shape", "strides", "dilations") if name in values
+    }
+    before, after = values.get("pads", (0, 0))
+    axis = write.integers([2])
+    x, weight = (write.op("Unsqueeze", each, axis) for each in node.input[:2])
+    image = write.op("Conv", x, weight, *node.input[2:], group=groups, pads=[0, before, 0, after], **row)
+    return write.op("Squeeze", image, axis)
+
+
+def _window_axes(write: Rewriter, node: onnx.NodeProto) -> int:
+    """Along how many axes a convolution goes, 0 where nothing tells."""
+    kernel = attributes(node).get("kernel_shape") or (write.facts.shape(node.input[1]) or ())[2:]
+    return len(kernel)
+
+
 def _pads(kind: bytes, size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
     if kind == b"VALID":
         return 0, 0
@@ -283,7 +314,7 @@ RULES: dict[str, Rule] = {
     FAKE_QUANTIZE: _fake_quantize,
     "AveragePool": _padded,
     "BatchNormalization": _batch_norm,
-    "Conv": _padded,
+    "Conv": _conv,
     "Dropout": _dropout,
     "Elu": _elu,
     "Gelu": _gelu,
