@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.autodiff.interface import NoGradientError, gradient_name
+from onnxcalib.autodiff.prologue import Parted, parted, reading
 from onnxcalib.autodiff.standard import gradient_model as standard
 from onnxcalib.autodiff.training import gradient_model as training
 from onnxcalib.errors import ModelError, RuntimeMissingError
@@ -49,14 +50,27 @@ class Gradients:
             if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
                 raise NoGradientError("input", value.name, "text cannot be fed to a training step", "Take it out")
         self._output = model.graph.output[0].name
-        self._start(BoundSession(_differentiated(model, tuple(self.parameters), engine), threads))
+        differentiated = _differentiated(model, tuple(self.parameters), engine)
+        self._shared: dict[str, npt.NDArray[Any]] = {}  # what parameters alone decide
+        self._prologue: BoundSession | None = None
+        parts = parted(differentiated, self.parameters)
+        if parts is not None:
+            self._open_prologue(parts, threads)
+            differentiated = reading(parts.main, self._shared)
+        self._start(BoundSession(differentiated, threads))
+
+    def _open_prologue(self, parts: Parted, threads: int) -> None:
+        self._prologue = BoundSession(parts.prologue, threads)
+        for value in parts.prologue.graph.input:
+            self._prologue.bind_input(value.name, self.parameters[value.name])
+        self._shared = self._prologue.bind_outputs(parts.shared)
 
     def _start(self, session: BoundSession) -> None:
         """What each twin has of its own."""
         self.gradients = {name: np.zeros_like(value) for name, value in self.parameters.items()}
         self._loss = np.zeros((), np.float32)
         self._session = session
-        for name, value in self.parameters.items():
+        for name, value in (*self.parameters.items(), *self._shared.items()):
             self._session.bind_input(name, value)
         self._session.bind_output(self._output, self._loss)
         for name, value in self.gradients.items():
@@ -68,8 +82,18 @@ class Gradients:
         twin._start(self._session.twin())
         return twin
 
+    def prepare(self) -> None:
+        """Computes what parameters alone decide; twins share it."""
+        if self._prologue is not None:
+            self._prologue.run_bound({})
+
     def run(self, feed: Mapping[str, npt.NDArray[Any]]) -> float:
         """The loss for one feed; the gradients are overwritten in place."""
+        self.prepare()
+        return self.run_prepared(feed)
+
+    def run_prepared(self, feed: Mapping[str, npt.NDArray[Any]]) -> float:
+        """The same where parameters have not changed since `prepare`."""
         if feed.keys() != self._inputs:
             raise ModelError(
                 f"the loss reads {', '.join(sorted(self._inputs))}, but was fed {', '.join(sorted(feed))}."

@@ -30,7 +30,7 @@ class MicroBatchGradients:
 
     def __init__(self, model: onnx.ModelProto, parameters: Mapping[str, Array], engine: Engine, workers: int) -> None:
         first = Gradients(model, parameters, engine, threads=1)
-        self.parameters = first.parameters
+        self.parameters, self._prepare = first.parameters, first.prepare
         workers = min(workers, GROUPS)
         self._free: SimpleQueue[Gradients] = SimpleQueue()
         for gradients in (first, *(first.twin() for _ in range(workers - 1))):
@@ -39,6 +39,7 @@ class MicroBatchGradients:
 
     def run(self, pieces: Sequence[Piece], feed_of: Callable[[Piece], Tensors]) -> dict[str, Array]:
         """The gradients summed over the pieces; what the loss reads of each is made in the thread that takes it."""
+        self._prepare()
         groups = [pieces[group::GROUPS] for group in range(min(GROUPS, len(pieces)))]
         if len(groups) == 1:
             return self._group_sum(groups[0], feed_of)
@@ -52,10 +53,10 @@ class MicroBatchGradients:
     def _group_sum(self, pieces: Sequence[Piece], feed_of: Callable[[Piece], Tensors]) -> dict[str, Array]:
         gradients = self._free.get()
         try:
-            gradients.run(feed_of(pieces[0]))
+            gradients.run_prepared(feed_of(pieces[0]))
             total = {name: value.copy() for name, value in gradients.gradients.items()}
             for piece in pieces[1:]:
-                gradients.run(feed_of(piece))
+                gradients.run_prepared(feed_of(piece))
                 for name, value in gradients.gradients.items():
                     total[name] += value
             return total

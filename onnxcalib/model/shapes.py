@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
+from typing import Any
 
+import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import InputSpec
@@ -66,6 +69,16 @@ def with_fixed_batch(model: onnx.ModelProto) -> onnx.ModelProto:
                 dim.dim_value = size
     fold_shapes(fixed, shapes)
     return fixed
+
+
+def with_single_samples(model: onnx.ModelProto, feed: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
+    """A copy for feeds of one sample: inputs with a free batch have a batch of one where this one feeds one."""
+    single = copied(model)
+    for value in single.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if dims and not dims[0].HasField("dim_value") and value.name in feed and feed[value.name].shape[0] == 1:
+            dims[0].dim_value = 1
+    return single
 
 
 def typed(model: onnx.ModelProto) -> onnx.ModelProto:

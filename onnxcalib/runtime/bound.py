@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -59,6 +59,17 @@ class BoundSession:
         """From now on the output goes into the array."""
         self._values[name] = self._value_of(array)
         self._binding.bind_ortvalue_output(name, self._values[name])
+
+    def bind_outputs(self, names: Sequence[str]) -> dict[str, Array]:
+        """New arrays that hold these outputs from now on; what is bound is run once to know their shapes."""
+        for name in names:
+            self._binding.bind_output(name)
+        self.run_bound({})
+        found = dict(zip(names, self._binding.copy_outputs_to_cpu(), strict=True))
+        self._binding.clear_binding_outputs()
+        for name, array in found.items():
+            self.bind_output(name, array)
+        return found
 
     def run_bound(self, feed: Mapping[str, Array]) -> None:
         """One run on what is bound, with these inputs as well."""

@@ -18,6 +18,7 @@ from onnxcalib.autodiff.micro_batches import GROUPS, MicroBatchGradients
 from onnxcalib.data import Dataset, first
 from onnxcalib.data.augmentation import endless
 from onnxcalib.data.padding import find_mask
+from onnxcalib.data.split import pieces_of
 from onnxcalib.errors import ModelError
 from onnxcalib.model.bottlenecks import bottlenecks
 from onnxcalib.model.channel_statistics import variance_name, with_statistics
@@ -33,6 +34,7 @@ from onnxcalib.model.model_loss import (
 from onnxcalib.model.placement import InsertionPoints
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import bias_scale, write_qdq
+from onnxcalib.model.shapes import with_single_samples
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.positions import Counts, counts_for
 from onnxcalib.numerics.quant_params import (
@@ -209,6 +211,9 @@ class NetworkTraining:
         counts = self._counts(feed)
         self.padded = [name for name, output in outputs.items() if counts_for(output, counts) is not None]
         proto = distillation_loss(started, tuner.layers, plan, read, self.kinds, outputs, self.hints, self.padded)
+        if self.micro_batch == 1 and set(pieces_of(tuner.data).sizes()) == {1}:
+            single = next(iter(tuner.data.batches(1)))
+            proto = with_single_samples(proto, {**single, **self._references(single)})
         starts = {name: it.start for name, it in read.items()}
         self.gradients = MicroBatchGradients(proto, starts, tuner.engine, tuner.workers)
         self.adam = Adam(self.parameters, rates)
@@ -341,8 +346,10 @@ class NetworkTraining:
         return [(layer, max(float(np.sqrt(np.mean(found[variance_name(layer)]))), 1e-6)) for layer in layers]
 
     def _with_reference(self, feed: Tensors) -> Tensors:
-        reference = model_reference(self.session.run(feed), self.kinds, self.padded, self._counts(feed))
-        return {**feed, **reference, **self.hinted}
+        return {**feed, **self._references(feed), **self.hinted}
+
+    def _references(self, feed: Tensors) -> Tensors:
+        return model_reference(self.session.run(feed), self.kinds, self.padded, self._counts(feed))
 
     def _counts(self, feed: Tensors) -> Counts | None:
         return None if self.mask is None else feed[self.mask] != 0

@@ -163,7 +163,8 @@ def _weight_gradient(
         return _from_rows(step.writer, windows, image, gradient, sizes)
     if sizes is not None and windows.group == 1 and math.prod(windows.outputs(sizes)) < FEW_POSITIONS:
         return _from_one_product(step.writer, windows, image, gradient, weight, sizes)
-    return _from_products(_Cuts(step.writer, windows, image, sizes), gradient, weight)
+    alone = shape is not None and shape[0] == 1
+    return _from_products(_Cuts(step.writer, windows, image, sizes), gradient, weight, alone=alone)
 
 
 class _Cuts:
@@ -195,8 +196,8 @@ class _Cuts:
         return self.write.op("Pad", image, self.write.integers(pads))
 
 
-def _from_products(cut: _Cuts, gradient: str, weight: tuple[int, ...]) -> str:
-    """A product a sample and group, summed over the samples; taps of few channels share one."""
+def _from_products(cut: _Cuts, gradient: str, weight: tuple[int, ...], *, alone: bool) -> str:
+    """A product a sample and group, summed over the samples unless there is one; taps of few channels share one."""
     write, group = cut.write, cut.windows.group
     outputs, inputs, *_ = weight
     left = write.reshape(gradient, (0, group, outputs // group, -1))
@@ -205,7 +206,8 @@ def _from_products(cut: _Cuts, gradient: str, weight: tuple[int, ...]) -> str:
     for start in range(0, len(taps), together):
         cuts = [write.reshape(cut.at(tap), (0, group, inputs, -1)) for tap in taps[start : start + together]]
         joined = cuts[0] if len(cuts) == 1 else write.op("Concat", *cuts, axis=2)
-        summed = write.reduce_sum(write.op("MatMul", left, write.transposed(joined, 4)), [0])
+        product = write.op("MatMul", left, write.transposed(joined, 4))
+        summed = product if alone else write.reduce_sum(product, [0])
         parts.append(write.reshape(summed, (outputs, len(cuts), inputs)))
     return _joined(write, parts, weight)
 
