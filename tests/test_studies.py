@@ -7,7 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from jobs import correlated_data
+
+from models import conv_net
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -64,3 +69,22 @@ def test_an_unknown_method_is_named(tool: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "magic" in done.stderr
+
+
+def test_plans_are_judged_by_all_three_sets_of_samples(tmp_path: Path) -> None:
+    """Where samples are no images, their forms are what they are."""
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    np.savez(tmp_path / "data.npz", **correlated_data(conv_net(), 40))
+    command = [sys.executable, str(TOOLS / "judging.py"), *(str(tmp_path / it) for it in ("net.onnx", "data.npz"))]
+    done = subprocess.run(
+        [*command, "--calibrate", "24", "--steps", "1"], capture_output=True, text=True, check=True
+    ).stdout
+    heading, _, *rows = done.splitlines()
+    assert "16 unseen" in heading
+    assert [row.split(" | ")[0] for row in rows] == ["| start", "| 1 steps"]
+    for row in rows:
+        alone, forms, unseen = (float(each) for each in row.strip("| ").split(" | ")[1:])
+        assert alone == forms != unseen
+    few = subprocess.run([*command, "--calibrate", "40"], capture_output=True, text=True, check=False)
+    assert few.returncode == 1
+    assert "data.npz" in few.stderr

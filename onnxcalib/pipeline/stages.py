@@ -27,6 +27,7 @@ from onnxcalib.algorithms.second_order_candidates import CandidateRounder
 from onnxcalib.algorithms.smoothing import Smooth
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.algorithms.tied import SHARED_BITS, sharing_tables, tied_layers
+from onnxcalib.algorithms.validation import Validation
 from onnxcalib.data import Dataset, first, train_validation_split
 from onnxcalib.mixed_precision import sensitivity
 from onnxcalib.mixed_precision.allocate import minimise_loss
@@ -232,8 +233,18 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
     """All layers at once towards the float model's outputs, on most of the samples, judged on the others.
 
     Ensures final scales, unless something has no gradient: the last quarter of the steps trains on its scales. It may
-    be worse than the start.
+    be worse than the start: it tells the losses of what was trained before and of what came out, each as it is written.
     """
+    found = _trained_end_to_end(job, trained, checkpoint)
+    if found.skip_reason is not None:
+        return found
+    held_out = train_validation_split(job.data)[1]
+    judge = Validation(job.model, held_out, job.float_loss, TEMPERATURE, job.recipe.seed)
+    before, after = (judge.loss_of(job.simulate(plan)) for plan in (final_scales(job, trained.plan), found.plan))
+    return replace(found, before=before, after=after)
+
+
+def _trained_end_to_end(job: Job, trained: Trained, checkpoint: Checkpoint) -> NetworkTuned:
     if trained.solved and trained.plan.reads_floats:
         found = _through_network(job, trained.further, scales_schedule(job.recipe.training.steps), checkpoint)
         return replace(found, plan=final_scales(job, found.plan))
@@ -241,8 +252,7 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
     found = _through_network(job, trained.further, early, checkpoint)
     if found.skip_reason is not None:
         return found
-    last = _through_network(job, final_scales(job, found.plan), late, checkpoint)
-    return replace(last, before=found.before)
+    return _through_network(job, final_scales(job, found.plan), late, checkpoint)
 
 
 @stage("biases", ("engine", "steps", "seed", "strict", "loss"), title="bias tuning")
@@ -282,9 +292,9 @@ def trains_end_to_end(recipe: Recipe) -> bool:
 
 def better_of(job: Job, trained: Trained, end_to_end: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:
     """The plan on final scales to go on with, by end-to-end training or by layers, and both told by what they gave."""
-    if end_to_end.skip_reason is None and end_to_end.after < trained.after:
+    if end_to_end.after < end_to_end.before:
         return end_to_end.plan, trained if trained.generalizes else trained.set_aside, end_to_end
-    return final_scales(job, trained.plan), trained, replace(end_to_end, before=trained.after, after=trained.after)
+    return final_scales(job, trained.plan), trained, replace(end_to_end, after=end_to_end.before)
 
 
 def final_scales(job: Job, plan: QuantPlan) -> QuantPlan:

@@ -1,0 +1,41 @@
+"""Held-out samples judge in several forms where they are images, and as they are where they are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from jobs import plan_of
+from tuning import job_for
+
+from models import build, feed_for, normal, two_gemms
+from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.algorithms.validation import FORMS, Validation
+from onnxcalib.data import open_data
+from onnxcalib.data.augmentation import augmented
+from onnxcalib.model.shapes import input_specs
+from onnxcalib.numerics.output_kind import LossKind
+
+
+def _image_net() -> onnx.ModelProto:
+    text = """net (float[N,3,16,16] x) => (float[N,5] y) {
+        [conv] c = Conv <strides=[2,2]> (x, w)
+        [relu] r = Relu (c)
+        [flat] f = Flatten (r)
+        [head] y = Gemm (f, v)
+    }"""
+    return build(text, w=normal(4, 3, 3, 3), v=normal(196, 5))
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_the_loss_is_the_mean_over_forms(images: bool) -> None:
+    job = job_for(_image_net() if images else two_gemms())
+    held_out = open_data(feed_for(job.model.proto, 12), input_specs(job.model.proto))
+    quantized = job.simulate(plan_of(job))
+    alone = [
+        Teacher(job.model, augmented(held_out, form, 3), LossKind.DISTILLATION, 4.0).loss_of(quantized)
+        for form in range(FORMS)
+    ]
+    assert (len(set(alone)) > 1) == images
+    found = Validation(job.model, held_out, LossKind.DISTILLATION, 4.0, 3).loss_of(quantized)
+    assert found == pytest.approx(np.mean(alone), rel=1e-9)
