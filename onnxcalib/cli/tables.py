@@ -15,6 +15,7 @@ from onnxcalib.algorithms.reconstruction.layerwise import Trained
 from onnxcalib.algorithms.second_order import ChosenRounding
 from onnxcalib.analysis.compare import LayerComparison
 from onnxcalib.analysis.evaluate import Evaluation
+from onnxcalib.cli.wording import as_typed
 from onnxcalib.errors import listed
 from onnxcalib.mixed_precision.allocate import Allocation, proof
 from onnxcalib.mixed_precision.assignment import Assigned
@@ -118,7 +119,8 @@ def stage_summary(result: Result) -> list[str]:
         lines += [f"not trained: {skip_reason}" for skip_reason in result.trained.skip_reasons]
     for stage, tuned in (("end-to-end AdaQuant", result.end_to_end), ("bias tuning", result.biases)):
         if tuned is not None:
-            lines.append(f"no {stage}: {tuned.skip_reason}" if tuned.skip_reason else f"{stage}: {_fall(tuned)}")
+            skipped = tuned.skip_reason and f"no {stage}: {as_typed(tuned.skip_reason)}"
+            lines.append(skipped or f"{stage}: {_fall(tuned)}")
     return lines
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 
 from onnxcalib.algorithms.broken import OutputNoise
+from onnxcalib.algorithms.reconstruction.end_to_end import NetworkTuned
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
 from onnxcalib.autodiff.gradients import choose_engine
 from onnxcalib.cache.folder import check_run_directory
@@ -47,7 +48,7 @@ from onnxcalib.pipeline.loading import Part, parts_of, parts_to_drop, without
 from onnxcalib.pipeline.result import Outcome, Result
 from onnxcalib.pipeline.rounding import rounded_and_tuned, rounds_candidates
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
-from onnxcalib.pipeline.stages import better_of, equalize, final_scales, smooth, trains_end_to_end
+from onnxcalib.pipeline.stages import better_of, equalize, final_scales, smooth, training_pays, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
 from onnxcalib.progress import Event, Listener, Progress, listener_of, silent
 from onnxcalib.recipe import Activations, MixedPrecisionOptions, Pipeline, Recipe, Training
@@ -58,6 +59,7 @@ from onnxcalib.runtime.session import refusal
 from onnxcalib.targets import Constants, Format
 
 DEFAULT = Recipe()
+EIGHT_BITS = "eight bits leave next to nothing to train for; `steps` asks for it all the same."
 LEAST_BYTES = 2**16  # of a float model whose file should be less than half of it; toys keep names that people can read
 
 
@@ -200,6 +202,11 @@ def _trained(job: Job, found: Outcome) -> Outcome:
     """What the advanced pipeline does with assigned bits."""
     rounded = rounded_and_tuned(job, found.plan)
     tuned = rounded.best
+    if not training_pays(job.recipe, tuned.plan):
+        plan = final_scales(job, tuned.plan)
+        skipped = NetworkTuned(plan, tuned.after, tuned.after, EIGHT_BITS)
+        biases = stages.bias_tuning(job, plan)
+        return replace(found, plan=biases.plan, tuned=tuned, end_to_end=skipped, biases=biases)
     if rounded.is_second_order and trains_end_to_end(job.recipe):
         # Solved for what layers read in the quantized network: training them one by one has the same aim.
         trained = Trained(tuned.plan, tuned.plan, tuned.after, tuned.after, solved=True)

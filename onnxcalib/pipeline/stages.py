@@ -57,7 +57,16 @@ from onnxcalib.pipeline.ranges import rounded
 from onnxcalib.pipeline.stage import Stage, stage
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint
-from onnxcalib.recipe import FLOAT_BITS, MAX_BITS, LayerOptimizer, Precision, RangeMethod, Recipe, Training
+from onnxcalib.recipe import (
+    FLOAT_BITS,
+    MAX_BITS,
+    LayerOptimizer,
+    Precision,
+    RangeMethod,
+    Recipe,
+    Training,
+    TrainingOptions,
+)
 from onnxcalib.runtime.session import Session, samples_in
 
 RANGE_SAMPLES = 32  # held out, by which it is judged whether a tensor is static
@@ -288,6 +297,12 @@ def trains_end_to_end(recipe: Recipe) -> bool:
     """Whether all layers train together at last: neither the paper nor AdaRound does that."""
     asked = recipe.training
     return asked.schedule is not Training.PAPER and asked.layer_optimizer is not LayerOptimizer.ADAROUND
+
+
+def training_pays(recipe: Recipe, plan: QuantPlan) -> bool:
+    """Whether weights are trained: below eight bits, or where anything was said about training."""
+    narrow = any(min(each.weight, each.activation) < MAX_BITS for each in plan.precisions.values())
+    return narrow or recipe.training != TrainingOptions()
 
 
 def better_of(job: Job, trained: Trained, end_to_end: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:

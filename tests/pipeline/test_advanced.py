@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jobs import correlated_data
 from onnx import numpy_helper, parser
 from recipe_files import assert_there_and_back, written
-from said import refused
+from said import names, refused
 
 from models import HAS_TRAINING, Arrays, conv_net, conv_transpose, normal, run, transformer_block, two_gemms
 from onnxcalib import Pipeline, Recipe, RecipeError, Result, RuntimeMissingError, quantize, read_recipe
@@ -331,3 +331,20 @@ def test_wrong_types_are_refused(line: str, tmp_path: Path) -> None:
 def test_an_unknown_choice_lists_the_known_ones(key: str, known: type[StrEnum], tmp_path: Path) -> None:
     with refused(RecipeError, "xyz", f"--{key.replace('_', '-')}", *known):
         read_options(written(tmp_path, f'{key} = "xyz"'))
+
+
+@pytest.mark.parametrize(
+    "options", [{"steps": 2}, {"engine": Engine.STANDARD, "steps": 1}, {"bits": "w8a4", "steps": 1}]
+)
+def test_at_eight_bits_nothing_is_trained_but_biases_unless_it_is_asked_for(options: dict[str, Any]) -> None:
+    model = two_gemms()
+    data = data_for(model)
+    left = quantize(model, data, Recipe(Pipeline.ADVANCED))
+    assert left.trained is None
+    assert left.end_to_end is not None
+    names(left.end_to_end.skip_reason or "", "eight bits", "steps")
+    assert left.biases is not None
+    assert left.biases.after <= left.biases.before
+    trained = quantize(model, data, Recipe(Pipeline.ADVANCED, **options))
+    assert trained.end_to_end is not None
+    assert trained.end_to_end.skip_reason is None
