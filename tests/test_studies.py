@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -79,12 +80,14 @@ def test_plans_are_judged_by_all_three_sets_of_samples(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--calibrate", "24", "--steps", "1"], capture_output=True, text=True, check=True
     ).stdout
-    heading, _, *rows = done.splitlines()
+    heading, _, begun, trained = done.splitlines()
     assert "16 unseen" in heading
-    assert [row.split(" | ")[0] for row in rows] == ["| start", "| 1 steps"]
-    for row in rows:
-        alone, forms, unseen = (float(each) for each in row.strip("| ").split(" | ")[1:])
-        assert alone == forms != unseen
+    start, *_ = (float(each) for each in begun.strip("| ").split(" | ")[1:2])
+    steps, alone, forms, kept, unseen = trained.strip("| ").split(" | ")
+    before, after, doubt = (float(each) for each in re.findall(r"[0-9.]+", forms))
+    assert (steps, before, after) == ("1 steps", start, float(alone))
+    assert kept == ("yes" if after < before + doubt else "no")
+    assert float(unseen) != float(alone)
     few = subprocess.run([*command, "--calibrate", "40"], capture_output=True, text=True, check=False)
     assert few.returncode == 1
     assert "data.npz" in few.stderr

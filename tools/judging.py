@@ -3,9 +3,10 @@
 
     python tools/judging.py MODEL.onnx DATA.npz --calibrate 512 --bits w4a4 --steps 25 50 100 200
 
-The first samples of DATA calibrate, all others judge. Each row is a plan as it is written: what `advanced` trains from,
-or what training of so many steps a layer makes of it, with its softened loss on the held-out samples as they are, on
-these in several forms, by which `advanced` decides, and on the unseen ones.
+The first samples of DATA calibrate, all others judge. Each row is what training of so many steps a layer makes of a
+plan: its softened loss, as a share of that of the plan that `advanced` trains from, on the held-out samples as they
+are, on these in several forms with the standard error of the difference, whether `advanced` keeps it, and on the
+unseen samples.
 """
 
 from __future__ import annotations
@@ -21,51 +22,36 @@ import numpy as np
 from onnxcalib import Pipeline, Recipe
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
 from onnxcalib.algorithms.teacher import Teacher
-from onnxcalib.algorithms.validation import Validation
 from onnxcalib.data import open_data, train_validation_split
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline import stages
-from onnxcalib.pipeline.job import Job, start
+from onnxcalib.pipeline.job import start
 from onnxcalib.pipeline.pipelines import with_equal_channels
 from onnxcalib.pipeline.rounding import rounded_and_tuned
-from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import parse_bits
-
-
-class Judges:
-    """The three sets of samples."""
-
-    def __init__(self, job: Job, unseen: dict[str, np.ndarray]) -> None:
-        held_out = train_validation_split(job.data)[1]
-        others = open_data(unseen, input_specs(job.model.proto))
-        self.job = job
-        self.counts = (len(held_out), len(held_out), len(others))
-        self.judges = (
-            Teacher(job.model, held_out, job.float_loss, TEMPERATURE),
-            Validation(job.model, held_out, job.float_loss, TEMPERATURE, job.recipe.seed),
-            Teacher(job.model, others, job.float_loss, TEMPERATURE),
-        )
-
-    def row(self, label: str, plan: QuantPlan) -> str:
-        """A line of the table."""
-        written = self.job.simulate(plan)
-        return f"| {label} | {' | '.join(f'{judge.loss_of(written):.5f}' for judge in self.judges)} |"
 
 
 def measure(model: Path, samples: dict[str, np.ndarray], calibrate: int, bits: str, steps: Sequence[int]) -> None:
     """Prints a table."""
     recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits(bits), edge_bits=8)
     job = with_equal_channels(start(model, {name: it[:calibrate] for name, it in samples.items()}, recipe).jobs[0])
-    judges = Judges(job, {name: it[calibrate:] for name, it in samples.items()})
+    others = {name: it[calibrate:] for name, it in samples.items()}
+    sets = (train_validation_split(job.data)[1], open_data(others, input_specs(job.model.proto)))
+    judges = [Teacher(job.model, each, job.float_loss, TEMPERATURE) for each in sets]
     found = rounded_and_tuned(job, stages.uniform_plan(job, stages.statistics(job)))
     begun = Trained(found.best.plan, found.best.plan, found.best.after, found.best.after, solved=found.is_second_order)
-    held_out, _, unseen = judges.counts
-    print(f"| {model.stem}, {bits} | {held_out} held out | in several forms | {unseen:,} unseen |\n|---|---|---|---|")
-    print(judges.row("start", stages.final_scales(job, begun.plan)), flush=True)
+    before = [judge.loss_of(job.simulate(stages.final_scales(job, begun.plan))) for judge in judges]
+    print(f"| {model.stem}, {bits} | {len(sets[0])} held out | in several forms | kept | {len(sets[1]):,} unseen |")
+    print(f"|---|---|---|---|---|\n| start | {before[0]:.5f} | | | {before[1]:.5f} |", flush=True)
     for each in steps:
         own = replace(job, recipe=replace(recipe, steps=each))
-        print(judges.row(f"{each} steps", stages.end_to_end_training(own, begun).plan), flush=True)
+        trained = stages.end_to_end_training(own, begun)
+        alone, unseen = (judge.loss_of(job.simulate(trained.plan)) for judge in judges)
+        forms = f"{trained.before:.5f} to {trained.after:.5f} ± {trained.doubt:.5f}"
+        print(
+            f"| {each} steps | {alone:.5f} | {forms} | {'yes' if trained.kept else 'no'} | {unseen:.5f} |", flush=True
+        )
 
 
 def main() -> None:

@@ -105,6 +105,15 @@ class Teacher:
             loss.update(batch.reference, batch.outputs, batch.labels, batch.counts)
         return loss.value
 
+    def losses_by(self, run: Callable[[Feed], Tensors]) -> list[float]:
+        """The loss of each batch of samples."""
+        found = []
+        for batch in self._batches(run):
+            loss = new_loss(self.kinds, self.kind, self.temperature)
+            loss.update(batch.reference, batch.outputs, batch.labels, batch.counts)
+            found.append(loss.value)
+        return found
+
     def drop_of(self, model: onnx.ModelProto) -> Drop:
         """What the metric falls by, and how sure that is."""
         lost = new_loss(self.kinds, self.kind)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from onnxcalib.algorithms.teacher import Loss, Teacher
@@ -11,9 +14,18 @@ from onnxcalib.data.augmentation import augmented
 from onnxcalib.model.prepare import Model
 from onnxcalib.runtime.session import Session
 
-# Of six trainings of three networks at w4a4, 128 samples as they are told two right that 1,488 others tell, four forms
-# of them five.
 FORMS = 4
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The losses of two models on the same samples, and the standard error of their difference."""
+
+    before: float
+    after: float
+    error: float
 
 
 class Validation:
@@ -24,7 +36,15 @@ class Validation:
         forms = [held_out, *(other for other in others if other is not held_out)]
         self._teachers = [Teacher(model, form, kind, temperature) for form in forms]
 
-    def loss_of(self, model: onnx.ModelProto) -> float:
-        """The mean of the losses of a quantized model on all forms."""
+    def compare(self, before: onnx.ModelProto, after: onnx.ModelProto) -> Compared:
+        """Two quantized models; how far chance goes is told by batches of samples, each with all of its forms."""
+        first, second = self._losses(before), self._losses(after)
+        gap = second - first
+        error = float(gap.std(ddof=1) / np.sqrt(len(gap))) if len(gap) > 1 else 0.0
+        return Compared(float(first.mean()), float(second.mean()), error)
+
+    def _losses(self, model: onnx.ModelProto) -> FloatArray:
+        """Of each batch, the mean over forms."""
         session = Session(model, "the quantized model")
-        return float(np.mean([teacher.loss_by(session.run) for teacher in self._teachers]))
+        losses = [teacher.losses_by(session.run) for teacher in self._teachers]
+        return np.asarray(np.mean(losses, axis=0), np.float64)

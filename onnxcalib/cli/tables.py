@@ -172,8 +172,9 @@ def _kept(budget: AccuracyBudget) -> str:
 
 
 def _fall(found: Tuned | Trained | NetworkTuned) -> str:
-    kept = "" if found.after < found.before else ", not kept"
-    return f"held-out loss {found.before:.6g} to {found.after:.6g}{kept}"
+    is_kept = found.kept if isinstance(found, NetworkTuned) else found.after < found.before
+    chance = ", within chance" if is_kept and found.after >= found.before else ""
+    return f"held-out loss {found.before:.6g} to {found.after:.6g}{chance if is_kept else ', not kept'}"
 
 
 def sensitivity_table(table: SensitivityTable) -> Table:

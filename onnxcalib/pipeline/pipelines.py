@@ -206,7 +206,8 @@ def _trained(job: Job, found: Outcome) -> Outcome:
         plan = final_scales(job, tuned.plan)
         skipped = NetworkTuned(plan, tuned.after, tuned.after, EIGHT_BITS)
         biases = stages.bias_tuning(job, plan)
-        return replace(found, plan=biases.plan, tuned=tuned, end_to_end=skipped, biases=biases)
+        found = replace(found, rounding=rounded.chosen, tuned=tuned, end_to_end=skipped)
+        return replace(found, plan=biases.plan, biases=biases)
     if rounded.is_second_order and trains_end_to_end(job.recipe):
         # Solved for what layers read in the quantized network: training them one by one has the same aim.
         trained = Trained(tuned.plan, tuned.plan, tuned.after, tuned.after, solved=True)

@@ -249,8 +249,8 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
         return found
     held_out = train_validation_split(job.data)[1]
     judge = Validation(job.model, held_out, job.float_loss, TEMPERATURE, job.recipe.seed)
-    before, after = (judge.loss_of(job.simulate(plan)) for plan in (final_scales(job, trained.plan), found.plan))
-    return replace(found, before=before, after=after)
+    compared = judge.compare(job.simulate(final_scales(job, trained.plan)), job.simulate(found.plan))
+    return replace(found, before=compared.before, after=compared.after, doubt=compared.error)
 
 
 def _trained_end_to_end(job: Job, trained: Trained, checkpoint: Checkpoint) -> NetworkTuned:
@@ -307,9 +307,9 @@ def training_pays(recipe: Recipe, plan: QuantPlan) -> bool:
 
 def better_of(job: Job, trained: Trained, end_to_end: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:
     """The plan on final scales to go on with, by end-to-end training or by layers, and both told by what they gave."""
-    if end_to_end.after < end_to_end.before:
+    if end_to_end.kept:
         return end_to_end.plan, trained if trained.generalizes else trained.set_aside, end_to_end
-    return final_scales(job, trained.plan), trained, replace(end_to_end, after=end_to_end.before)
+    return final_scales(job, trained.plan), trained, replace(end_to_end, after=end_to_end.before, doubt=0.0)
 
 
 def final_scales(job: Job, plan: QuantPlan) -> QuantPlan:

@@ -8,6 +8,7 @@ import platform
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from onnxcalib.analysis.evaluate import Evaluation
 from onnxcalib.analysis.histograms import LayerHistograms, RangeHistogram
@@ -90,10 +91,15 @@ def stage_rows(result: Result) -> list[ReportData]:
         ("bias tuning", result.biases),
     )
     return [
-        {"stage": name, "before": step.before, "after": step.after, "kept": step.after < step.before}
+        {"stage": name, "before": step.before, "after": step.after, "kept": _is_kept(step)}
         for name, step in steps
         if step is not None
     ]
+
+
+def _is_kept(step: Any) -> bool:
+    """Whether a step is; end-to-end training also where it is worse by no more than chance."""
+    return bool(getattr(step, "kept", step.after < step.before))
 
 
 def mixed_precision_data(result: Result) -> ReportData:

@@ -120,6 +120,12 @@ class NetworkTuned:
     before: float
     after: float
     skip_reason: str | None = None
+    doubt: float = 0.0  # how far chance goes on few samples: what is worse by less is kept
+
+    @property
+    def kept(self) -> bool:
+        """Whether it goes on with the tuned plan."""
+        return self.after < self.before + self.doubt
 
 
 @dataclass(frozen=True)
