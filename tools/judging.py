@@ -4,8 +4,8 @@
     python tools/judging.py MODEL.onnx DATA.npz --calibrate 512 --bits w4a4 --steps 25 50 100 200
 
 The first samples of DATA calibrate, all others judge. Each row is what training of so many steps a layer makes of a
-plan: its softened loss, as a share of that of the plan that `advanced` trains from, on the held-out samples as they
-are, on these in several forms with the standard error of the difference, whether `advanced` keeps it, and on the
+plan: its softened loss beside that of the plan that `advanced` trains from, on the held-out samples as they
+are, on these in several forms with two standard errors of the difference, whether `advanced` keeps it, and on the
 unseen samples.
 """
 

@@ -15,17 +15,18 @@ from onnxcalib.model.prepare import Model
 from onnxcalib.runtime.session import Session
 
 FORMS = 4
+ERRORS = 2.0  # standard errors of a difference that chance alone may make
 
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The losses of two models on the same samples, and the standard error of their difference."""
+    """The losses of two models on the same samples, and how far apart chance may bring them."""
 
     before: float
     after: float
-    error: float
+    chance: float
 
 
 class Validation:
@@ -41,7 +42,7 @@ class Validation:
         first, second = self._losses(before), self._losses(after)
         gap = second - first
         error = float(gap.std(ddof=1) / np.sqrt(len(gap))) if len(gap) > 1 else 0.0
-        return Compared(float(first.mean()), float(second.mean()), error)
+        return Compared(float(first.mean()), float(second.mean()), ERRORS * error)
 
     def _losses(self, model: onnx.ModelProto) -> FloatArray:
         """Of each batch, the mean over forms."""

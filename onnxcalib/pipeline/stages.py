@@ -250,7 +250,7 @@ def end_to_end_training(job: Job, trained: Trained, checkpoint: Checkpoint = NO_
     held_out = train_validation_split(job.data)[1]
     judge = Validation(job.model, held_out, job.float_loss, TEMPERATURE, job.recipe.seed)
     compared = judge.compare(job.simulate(final_scales(job, trained.plan)), job.simulate(found.plan))
-    return replace(found, before=compared.before, after=compared.after, doubt=compared.error)
+    return replace(found, before=compared.before, after=compared.after, doubt=compared.chance)
 
 
 def _trained_end_to_end(job: Job, trained: Trained, checkpoint: Checkpoint) -> NetworkTuned:

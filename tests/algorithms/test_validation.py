@@ -52,7 +52,7 @@ def test_the_loss_is_the_mean_over_forms(images: bool) -> None:
     found = Validation(job.model, held_out, LossKind.DISTILLATION, 4.0, 3).compare(quantized, coarse)
     assert found.before == pytest.approx(np.mean(alone), rel=1e-9)
     assert found.after > found.before
-    assert 0 < found.error < found.after
+    assert 0 < found.chance < found.after
 
 
 def test_what_is_worse_by_less_than_chance_goes_is_kept() -> None:
