@@ -106,13 +106,15 @@ class Teacher:
         return loss.value
 
     def losses_by(self, run: Callable[[Feed], Tensors]) -> list[float]:
-        """The loss of each batch of samples."""
+        """What each batch of samples adds to the loss, which is their mean; not of a metric."""
+        assert isinstance(self.kind, LossKind), "a metric sees all samples at once"
         found = []
         for batch in self._batches(run):
-            loss = new_loss(self.kinds, self.kind, self.temperature)
+            loss = ModelLoss(self.kinds, self.kind, self.temperature)
             loss.update(batch.reference, batch.outputs, batch.labels, batch.counts)
-            found.append(loss.value)
-        return found
+            found.append(loss.sums)
+        of_each = {name: sum(counts[name] for _, counts in found) / len(found) for name in self.kinds_that_count}
+        return [sum((lost[name] / max(of, 1e-30) for name, of in of_each.items()), 0.0) for lost, _ in found]
 
     def drop_of(self, model: onnx.ModelProto) -> Drop:
         """What the metric falls by, and how sure that is."""

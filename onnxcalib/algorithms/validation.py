@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.algorithms.teacher import Loss, Teacher
+from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import Dataset
 from onnxcalib.data.augmentation import augmented
 from onnxcalib.model.prepare import Model
+from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.runtime.session import Session
 
 FORMS = 4
@@ -32,7 +33,7 @@ class Compared:
 class Validation:
     """The float outputs on samples as they are and, of images, on other forms of them."""
 
-    def __init__(self, model: Model, held_out: Dataset, kind: Loss, temperature: float, seed: int) -> None:
+    def __init__(self, model: Model, held_out: Dataset, kind: LossKind, temperature: float, seed: int) -> None:
         others = [augmented(held_out, form, seed) for form in range(1, FORMS)]
         forms = [held_out, *(other for other in others if other is not held_out)]
         self._teachers = [Teacher(model, form, kind, temperature) for form in forms]

@@ -38,10 +38,12 @@ def with_coarse_head(plan: QuantPlan) -> QuantPlan:
     return dataclasses.replace(plan, layers={**plan.layers, name: coarse})
 
 
+@pytest.mark.parametrize("samples", [16, 11])
 @pytest.mark.parametrize("images", [True, False])
-def test_the_loss_is_the_mean_over_forms(images: bool) -> None:
+def test_the_loss_is_the_mean_over_forms(images: bool, samples: int) -> None:
+    """Also where the last batch is smaller than the others."""
     job = job_for(_image_net() if images else two_gemms())
-    held_out = open_data(feed_for(job.model.proto, 16), input_specs(job.model.proto))
+    held_out = open_data(feed_for(job.model.proto, samples), input_specs(job.model.proto))
     quantized = job.simulate(plan_of(job))
     alone = [
         Teacher(job.model, augmented(held_out, form, 3), LossKind.DISTILLATION, 4.0).loss_of(quantized)
