@@ -126,8 +126,8 @@ def captures(executor: Timed) -> Iterator[dict[str, Captured]]:
     try:
         yield found
     finally:
-        for kind, own in before.items():
-            setattr(kind, "capture", own)  # noqa: B010
+        for changed, own in before.items():
+            setattr(changed, "capture", own)  # noqa: B010
 
 
 def _bytes(value: Any) -> int:

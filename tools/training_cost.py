@@ -125,7 +125,8 @@ def measure(
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(cores, context, watch, (folder,)) as pool:
             watch(folder)
-            where = {"executor": pool} if len(recipe.bits) > 1 else {}  # one precision alone has no jobs
+            # One precision alone has no jobs.
+            where: dict[str, Any] = {"executor": pool} if len(recipe.bits) > 1 else {}
             quantize(model, data, recipe, output=Path(folder) / "written.onnx", progress=stages, **where)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         runs = {path.stem: _runs(path) for path in Path(folder).glob("*.jsonl")}
