@@ -13,35 +13,37 @@
     python tools/benchmark.py ZOO step      # a training step in forward passes of the same layer
     python tools/benchmark.py ZOO parallel  # the cores that parallel AdaQuant keeps busy, if nothing else runs
     python tools/benchmark.py ZOO memory    # peak memory at 512 and at 2,048 samples, and of the advanced pipeline
-    python tools/benchmark.py ZOO floor     # all beside quantize_static; what of advanced is arithmetic; long chains
+    python tools/benchmark.py ZOO floor     # every bound on time and memory, what is measured; run again, it goes on
+    python tools/benchmark.py ZOO floor --part plain --part g2p --again   # some parts of it, measured anew
     python tools/benchmark.py ZOO sensitivity   # cost of the sensitivity table in float passes
     python tools/benchmark.py ZOO solver    # the integer program of 500 layers at 49 precisions
 
 ZOO holds mobilenet_v2_bn.onnx, cifar_resnet20_bn.onnx, cifar_resnet20_fused.onnx, imagenet_train512.npz,
 imagenet_train488.npz, imagenet_val2000.npz (`jpeg` bytes, `offsets`, `y`), cifar10_train2k.npz and cifar10_test10k.npz
 (`x`, `y`), and for its parts resnet50.onnx.
+For `floor` also nudenet_320n.onnx, g2p_unrolled.onnx and feeds/g2p_unrolled.npz; what needs them is else left out.
 Needs pillow.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
-import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from floor_cost import floor
+from floor import PARTS as FLOOR
+from floor import floor
 from solver_cost import solver
 from step_cost import step
+from zoo import Case, prepare
 
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
@@ -49,65 +51,9 @@ from onnxcalib.model.read import read_prepared
 from onnxcalib.recipe import Engine, LayerOptimizer, RangeMethod, Rounding, Training, TrainingOptions, parse_bits
 from onnxcalib.targets import find_target
 
-MEAN = np.array([0.485, 0.456, 0.406], np.float32)
-STD = np.array([0.229, 0.224, 0.225], np.float32)
 LIGHT = Pipeline.LIGHT
 MIXED_SIZES = {"mobilenet_v2": 0.15, "resnet50": 0.14}  # of mixed precision trained, on ImageNet
 UNSAFE = str.maketrans(" ,'", "___")  # in names of files
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model with its calibration and test data as npz files, how long it trains, and which rows are asked for."""
-
-    name: str
-    model: Path
-    calibration: Path
-    test: Path
-    steps: int | None = None
-    rows: tuple[str, ...] = ()  # parts of their names; none: all
-
-    def wants(self, label: str) -> bool:
-        """Whether a row is asked for."""
-        return not self.rows or any(text in label for text in self.rows)
-
-
-def normalized(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Pixels as torchvision's models read them."""
-    return np.ascontiguousarray(((images.astype(np.float32) / 255 - MEAN) / STD).transpose(0, 3, 1, 2))
-
-
-def decoded(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Images and labels of a file of JPEG bytes."""
-    from PIL import Image
-
-    data = np.load(path)
-    stream, offsets = data["jpeg"].tobytes(), data["offsets"]
-    images = [np.asarray(Image.open(io.BytesIO(stream[start:end]))) for start, end in itertools.pairwise(offsets)]
-    return np.stack(images), data["y"]
-
-
-def prepare(zoo: Path, folder: Path) -> dict[str, Case]:
-    """Writes the preprocessed arrays once."""
-    if not (folder / "cifar_test.npz").exists():
-        images, more = (decoded(zoo / f"imagenet_train{count}.npz")[0] for count in (512, 488))
-        np.savez(folder / "imagenet_calibration.npz", input=normalized(images))
-        np.savez(folder / "imagenet_1000.npz", input=normalized(np.concatenate([images, more])))
-        images, labels = decoded(zoo / "imagenet_val2000.npz")
-        np.savez(folder / "imagenet_test.npz", input=normalized(images), labels=labels.astype(np.int64))
-        train, test = np.load(zoo / "cifar10_train2k.npz"), np.load(zoo / "cifar10_test10k.npz")
-        np.savez(folder / "cifar_calibration.npz", input=normalized(train["x"][:512]))
-        np.savez(folder / "cifar_test.npz", input=normalized(test["x"]), labels=test["y"].astype(np.int64))
-    models = {
-        "mobilenet_v2": ("mobilenet_v2_bn.onnx", "imagenet"),
-        "resnet20": ("cifar_resnet20_bn.onnx", "cifar"),
-        "resnet20_folded": ("cifar_resnet20_fused.onnx", "cifar"),
-        "resnet50": ("resnet50.onnx", "imagenet"),
-    }
-    return {
-        name: Case(name, zoo / file, folder / f"{kind}_calibration.npz", folder / f"{kind}_test.npz")
-        for name, (file, kind) in models.items()
-    }
 
 
 def report(case: Case, rows: dict[str, Path]) -> None:
@@ -371,7 +317,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--peak"]:
         return peak(*sys.argv[2:5])
     parts = {"plain": plain, "memory": memory, "sensitivity": sensitivity, "step": step, "parallel": parallel}
-    parts |= {"solver": solver, "floor": floor}
+    parts |= {"solver": solver}
     for name in ("resnet20", "resnet20_folded", "mobilenet_v2", "resnet50"):
         parts[f"light-{name}"] = lambda cases, folder, name=name: light(cases[name], folder)
     for name in ("resnet20", "mobilenet_v2", "resnet50"):
@@ -380,19 +326,25 @@ def main() -> None:
         parts[f"advanced-{name}"] = lambda cases, folder, name=name: advanced(cases[name], folder)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("zoo", type=Path)
-    parser.add_argument("part", choices=parts)
+    parser.add_argument("kind", metavar="part", choices=[*parts, "floor"])
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / f"onnxcalib_benchmark_{os.getuid()}")
     parser.add_argument("--steps", type=int, help="Steps of training: ablation-*, advanced-*, parallel.")
     parser.add_argument("--row", action="append", default=[], help="Only rows with this text (light-*, advanced-*).")
+    parser.add_argument("--part", action="append", choices=FLOOR, help="Only this part of floor; may be repeated.")
+    parser.add_argument("--again", action="store_true", help="Measure parts of floor anew that are measured already.")
     given = parser.parse_args()
-    if given.row and not given.part.startswith(("advanced", "light")):
-        parser.error(f"--row has no effect on {given.part}")
-    if given.steps is not None and not given.part.startswith(("ablation", "advanced", "parallel")):
-        parser.error(f"--steps has no effect on {given.part}: nothing trains there")
+    if given.row and not given.kind.startswith(("advanced", "light")):
+        parser.error(f"--row has no effect on {given.kind}")
+    if given.steps is not None and not given.kind.startswith(("ablation", "advanced", "parallel")):
+        parser.error(f"--steps has no effect on {given.kind}: nothing is trained there, or for a fixed time")
+    if given.kind != "floor" and (given.part or given.again):
+        parser.error(f"--part and --again have no effect on {given.kind}: they are of floor")
     given.work.mkdir(parents=True, exist_ok=True)
+    if given.kind == "floor":
+        sys.exit(floor(given.zoo, given.work, given.part or list(FLOOR), again=given.again))
     cases = prepare(given.zoo, given.work)
     asked = {"steps": given.steps, "rows": tuple(given.row)}
-    return parts[given.part]({name: replace(case, **asked) for name, case in cases.items()}, given.work)
+    return parts[given.kind]({name: replace(case, **asked) for name, case in cases.items()}, given.work)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmark import decoded, normalized
+from zoo import decoded, normalized
 
 import onnxcalib
 from onnxcalib import MixedPrecisionOptions, Recipe

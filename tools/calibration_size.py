@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmark import Case, normalized, prepare
+from zoo import Case, normalized, prepare
 
 import onnxcalib
 from onnxcalib import Pipeline, Recipe

@@ -1,6 +1,7 @@
 """How the time of independent jobs falls with workers: measured with one and two, simulated for more.
 
-    python tools/cluster.py MODEL DATA [--bits w4a4,w4a8,w8a8] [--steps 200] [--repeats 3] [--dask]
+    python tools/cluster.py MODEL DATA [--bits w4a4,w4a8,w8a8] [--steps 200] [--repeats 3] [--where local dask]
+    python tools/cluster.py MODEL DATA --simulate-only     # any network: all jobs are done, in one thread
 
 The ratio of wall times needs idle cores: the load is printed with it. The simulated schedule is made of the jobs' CPU
 times, which others on the machine hardly change, in the order in which they are sent, each to the worker that is free
@@ -12,11 +13,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import heapq
+import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from onnxcalib import Recipe, quantize
@@ -26,8 +30,8 @@ from onnxcalib.mixed_precision.probes import ProbeWork
 from onnxcalib.progress import Event
 from onnxcalib.recipe import parse_bits
 
-STAGES = ("parallel", "sensitivity", "allocation")  # those whose work is jobs
-ROUNDS = "allocation"  # its jobs come in rounds, each of which waits for the one before
+STAGES = ("parallel", "sensitivity")  # those whose work is jobs
+JOBS = {"train_layer": "parallel", "probe": "sensitivity"}  # by the name of a job's function
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BANDWIDTH = 1e9  # bytes a second, from one machine to the next
 LATENCY = 0.01  # seconds that a scheduler takes for a job
@@ -64,85 +68,87 @@ class Timed(ThreadPoolExecutor):
     """One thread, and the CPU time of every job in it."""
 
     def __init__(self) -> None:
-        super().__init__(1)
-        self.jobs: dict[str, list[tuple[int, float]]] = {}  # by kind: the chunk or the round, and seconds
-        self._waiting, self._round = 0, 0
+        super().__init__(1, initializer=self._begin)
+        self._clock: int | None = None
+        self.jobs: dict[str, list[tuple[int, float]]] = {}  # by kind: the chunk, and seconds
+
+    def _begin(self) -> None:
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def busy(self) -> float:
+        """The CPU time of the thread so far, also of a job that it is at."""
+        return 0.0 if self._clock is None else time.clock_gettime(self._clock)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         kind, chunk = _kind(args)
-        if not self._waiting:  # all that was asked before is known by now
-            self._round += 1
-        chunk = self._round if kind == ROUNDS else chunk
-        self._waiting += 1
 
         def timed() -> Any:
             start = time.thread_time()
             found = fn(*args, **kwargs)
             self.jobs.setdefault(kind, []).append((chunk, time.thread_time() - start))
-            self._waiting -= 1
             return found
 
         return super().submit(timed)
 
 
 def _kind(args: Sequence[Any]) -> tuple[str, int]:
-    """What a job is: training and probes name a function and a chunk, assignments are measured whole."""
-    named = next((each for each in args[3:] if callable(each)), None)
-    if named is None:
-        return ROUNDS, 0
-    return {"train_layer": "parallel", "probe": "sensitivity"}[named.__name__], int(args[5])
+    """What a job is, and the chunk of tensors that it reads: both stages send (function, key, chunk, ...)."""
+    work, _, chunk = args[3:6]
+    return JOBS[work.__name__], int(chunk)
+
+
+@dataclass
+class Captured:
+    """What a worker of another machine does and gets for the jobs of a stage."""
+
+    spent: dict[int, float] = field(default_factory=dict)  # CPU seconds of capturing each chunk
+    size: int = 0  # bytes of the shared value
 
 
 @contextlib.contextmanager
-def captures() -> Iterator[dict[str, list[float]]]:
-    """The CPU time of capturing each chunk, and the bytes that workers share."""
-    spent: dict[str, list[float]] = {}
-    before = {kind: kind.capture for kind in (ParallelWork, ProbeWork)}
+def captures(executor: Timed) -> Iterator[dict[str, Captured]]:
+    """What is captured and shared for each stage, from now on, while an executor may do jobs."""
+    found = {name: Captured() for name in STAGES}
+    before: dict[type, Callable[..., Any]] = {kind: kind.capture for kind in (ParallelWork, ProbeWork)}
 
     def watched(kind: type, name: str) -> Callable[..., Any]:
         def capture(self: Any, chunk: int, folder: Any) -> Any:
-            start = time.process_time()
-            found = before[kind](self, chunk, folder)
-            spent.setdefault(name, []).append(time.process_time() - start)
-            spent.setdefault(f"{name} bytes", []).append(float(_bytes(self)))
-            return found
+            start = time.process_time() - executor.busy()
+            tensors = before[kind](self, chunk, folder)
+            found[name].spent[chunk] = time.process_time() - executor.busy() - start
+            found[name].size = found[name].size or _bytes(self)
+            return tensors
 
         return capture
 
     for kind, name in ((ParallelWork, "parallel"), (ProbeWork, "sensitivity")):
         setattr(kind, "capture", watched(kind, name))  # noqa: B010 - mypy minds an assignment
     try:
-        yield spent
+        yield found
     finally:
-        for kind, own in before.items():
-            setattr(kind, "capture", own)  # noqa: B010
+        for changed, own in before.items():
+            setattr(changed, "capture", own)  # noqa: B010
 
 
 def _bytes(value: Any) -> int:
     buffers: list[Any] = []
-    return len(wire.packed(value, buffers)) + sum(buffer.raw().nbytes for buffer in buffers)
+    return int(len(wire.packed(value, buffers)) + sum(buffer.raw().nbytes for buffer in buffers))
 
 
-def makespan(jobs: Sequence[tuple[int, float]], capture: Sequence[float], size: float, workers: int) -> float:
+def makespan(jobs: Sequence[tuple[int, float]], captured: Captured, workers: int) -> float:
     """When the last job ends, if each goes to the worker that is free first."""
-    free = [(size / BANDWIDTH, number) for number in range(workers)]
+    free = [(captured.size / BANDWIDTH, number) for number in range(workers)]
     seen: set[tuple[int, int]] = set()
     heapq.heapify(free)
     end = 0.0
     for chunk, seconds in jobs:
         start, number = heapq.heappop(free)
-        own = capture[chunk] if chunk < len(capture) and (number, chunk) not in seen else 0.0
+        own = captured.spent.get(chunk, 0.0) if (number, chunk) not in seen else 0.0
         seen.add((number, chunk))
         done = start + own + seconds + LATENCY
         heapq.heappush(free, (done, number))
         end = max(end, done)
     return end
-
-
-def in_rounds(jobs: Sequence[tuple[int, float]], workers: int) -> float:
-    """When the last round ends."""
-    rounds = sorted({number for number, _ in jobs})
-    return sum(makespan([job for job in jobs if job[0] == number], [], 0.0, workers) for number in rounds)
 
 
 def run(asked: argparse.Namespace, last: str, **where: Any) -> Watch:
@@ -156,7 +162,7 @@ def run(asked: argparse.Namespace, last: str, **where: Any) -> Watch:
 
 def simulate(asked: argparse.Namespace) -> None:
     """Prints the schedule of many workers, from the CPU times of all jobs."""
-    with Timed() as executor, captures() as capture:
+    with Timed() as executor, captures(executor) as captured:
         watch = run(asked, STAGES[-1], executor=executor)
     others = sum(seconds for name, seconds in watch.cpu.items() if name not in STAGES)
     print("CPU seconds of jobs, in one thread each:")
@@ -164,7 +170,7 @@ def simulate(asked: argparse.Namespace) -> None:
         spent = [seconds for _, seconds in executor.jobs.get(name, [])]
         if spent:
             middle = sorted(spent)[len(spent) // 2]
-            own, size = sum(capture.get(name, [])), max(capture.get(f"{name} bytes", [0.0]))
+            own, size = sum(captured[name].spent.values()), captured[name].size
             print(
                 f"  {name:12} {len(spent):4} jobs, {sum(spent):8.1f} s in all, {middle:6.2f} s the median, "
                 f"{max(spent):6.2f} s the longest; capturing {own:.1f} s, shared {size / 2**20:.1f} MB"
@@ -173,11 +179,7 @@ def simulate(asked: argparse.Namespace) -> None:
     print("workers  " + "".join(f"{name:>14}" for name in STAGES) + f"{'all jobs':>12}{'speed-up':>10}")
     first = 0.0
     for workers in WORKERS:
-        spans = []
-        for name in STAGES:
-            jobs, size = executor.jobs.get(name, []), max(capture.get(f"{name} bytes", [0.0]))
-            whole = makespan(jobs, capture.get(name, []), size, workers)
-            spans.append(in_rounds(jobs, workers) if name == ROUNDS else whole)
+        spans = [makespan(executor.jobs.get(name, []), captured[name], workers) for name in STAGES]
         first = first or sum(spans)
         print(
             f"{workers:7}  " + "".join(f"{span:13.1f}s" for span in spans) + f"{sum(spans):11.1f}s"
@@ -187,26 +189,26 @@ def simulate(asked: argparse.Namespace) -> None:
 
 def measure(asked: argparse.Namespace) -> None:
     """Prints the wall times of one and two workers, which take turns."""
-    kinds: dict[str, Callable[[int], contextlib.AbstractContextManager[dict[str, Any]]]] = {"local": _local}
-    if asked.dask:
-        kinds["dask"] = _dask
-    for kind, workers_of in kinds.items():
+    for kind in asked.where:
         spent: dict[int, list[float]] = {1: [], 2: []}
         load = []
         for _ in range(asked.repeats):
             for workers, walls in spent.items():
-                with workers_of(workers) as where:
-                    watch = run(asked, STAGES[1], **where)
-                walls.append(sum(watch.seconds.get(name, 0.0) for name in STAGES[:2]))
+                with WHERE[kind](workers) as where:
+                    watch = run(asked, STAGES[-1], **where)
+                walls.append(sum(watch.seconds.get(name, 0.0) for name in STAGES))
                 load.append(os.getloadavg()[0])
         ratios = sorted(one / two for one, two in zip(spent[1], spent[2], strict=True))
         shown = {workers: " ".join(f"{wall:.1f}" for wall in walls) for workers, walls in spent.items()}
         print(
             f"{kind}: training and probes take {shown[1]} s with one worker, {shown[2]} s with two; "
-            f"ratio {ratios[len(ratios) // 2]:.2f} (median of {len(ratios)}, {ratios[0]:.2f} to {ratios[-1]:.2f}), "
+            f"ratio {median(ratios):.2f} (median of {len(ratios)}, {ratios[0]:.2f} to {ratios[-1]:.2f}), "
             f"load {min(load):.1f} to {max(load):.1f} on {os.cpu_count()} cores",
             flush=True,
         )
+        if asked.json:
+            figures = {name: median(spent[workers]) for name, workers in (("one", 1), ("two", 2))}
+            print(json.dumps(figures | {"ratio": median(ratios), "least": ratios[0], "most": ratios[-1]}))
 
 
 @contextlib.contextmanager
@@ -223,6 +225,9 @@ def _dask(workers: int) -> Iterator[dict[str, Any]]:
         yield {"scheduler": cluster.scheduler_address}
 
 
+WHERE: dict[str, Callable[[int], contextlib.AbstractContextManager[dict[str, Any]]]] = {"local": _local, "dask": _dask}
+
+
 def main() -> None:
     """Measures, then simulates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -232,7 +237,8 @@ def main() -> None:
     parser.add_argument("--compression", type=float, default=0.2)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dask", action="store_true", help="measure Dask workers as well")
+    parser.add_argument("--where", nargs="+", choices=WHERE, default=["local"], help="which workers are measured")
+    parser.add_argument("--json", action="store_true", help="print what was measured of each once more, as JSON")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--measure-only", action="store_true")
     only.add_argument("--simulate-only", action="store_true")

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from benchmark import decoded, normalized
 from onnx import numpy_helper
+from zoo import decoded, normalized
 
 from onnxcalib.model.io import write_model
 from onnxcalib.model.qdq import write_qdq

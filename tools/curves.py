@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmark import Case, prepare
+from zoo import Case, prepare
 
 import onnxcalib
 from onnxcalib import Pipeline, Recipe, RecipeError

@@ -3,27 +3,23 @@
 
     python tools/floor_cost.py MODEL.onnx DATA.npz      # any model; arrays by the names of its inputs, samples first
     python tools/floor_cost.py MODEL.onnx DATA.npz plain "light, report"   # some of the rows
-    python tools/benchmark.py ZOO floor                 # the models of the benchmark, and chains of 50 to 400 layers
+    python tools/benchmark.py ZOO floor                 # every bound on time and memory, on the models of the benchmark
 
 Every figure comes from a process of its own. CPU seconds are those of all threads: on a busy machine they say more.
 """
 
 from __future__ import annotations
 
-import json
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from scaling import chains
-from training_cost import training
+from own_process import measured as in_own_process
+from own_process import tell
 
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
@@ -35,24 +31,16 @@ from onnxcalib.targets import find_target
 Feed = dict[str, np.ndarray[Any, Any]]
 BATCH = 8
 MIXED = Recipe(Pipeline.LIGHT, bits=parse_bits("w4a8,w8a8"), compression=0.18)
-
-
-def floor(cases: dict[str, Any], folder: Path) -> None:
-    """The benchmark's models, and chains."""
-    for case in (cases["mobilenet_v2"], cases["resnet20"]):
-        compare(case.model, case.calibration)
-    training(cases)
-    chains(folder)
+TRAINED = Recipe(Pipeline.ADVANCED, bits=parse_bits("w4a4"), edge_bits=8, steps=1)  # more add time and no memory
 
 
 def compare(model: Path, data: Path, kinds: Sequence[str] = ()) -> None:
     """One model: each way of quantizing it in float passes, and beside quantize_static; by CPU time."""
-    wanted = [kind for kind in list(KINDS)[2:] if kind in kinds or not kinds]
-    floats, static = (_measured(kind, model, data) for kind in ("float", "quantize_static"))
+    floats, static = (measured(kind, model, data) for kind in ("float", "quantize_static"))
     print(f"{model.stem}: a float pass takes {floats['seconds']:.2f} s, {floats['cpu']:.2f} s of CPU", flush=True)
     _tell("quantize_static", static, floats, static)
-    for kind in wanted:
-        _tell(kind, _measured(kind, model, data), floats, static)
+    for kind in kinds or USUAL:
+        _tell(kind, measured(kind, model, data), floats, static)
 
 
 def _tell(kind: str, row: dict[str, Any], floats: dict[str, Any], static: dict[str, Any]) -> None:
@@ -64,25 +52,15 @@ def _tell(kind: str, row: dict[str, Any], floats: dict[str, Any], static: dict[s
     )
 
 
-def _measured(kind: str, model: Path, data: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", kind, str(model), str(data)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def measured(kind: str, model: Path, data: Path) -> dict[str, Any]:
+    """What one way of quantizing takes: seconds, CPU seconds and peak memory."""
+    return in_own_process(__file__, "--one", kind, model, data)
 
 
 def _one(kind: str, model: Path, data: Path) -> None:
     """Prints what one way of quantizing took in this process."""
     ort.set_default_logger_severity(4)
-    wall, cpu = time.perf_counter(), time.process_time()
-    KINDS[kind](model, data)
-    workers = resource.getrusage(resource.RUSAGE_CHILDREN)  # processes that did jobs, and ended
-    spent = time.process_time() - cpu + workers.ru_utime + workers.ru_stime
-    row: dict[str, Any] = {"seconds": time.perf_counter() - wall, "cpu": spent}
-    # getrusage would report the parent's peak where that is higher: it outlives exec, this does not.
-    status = Path("/proc/self/status").read_text().splitlines()
-    row["MB"] = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024
-    print(json.dumps(row))
+    tell(lambda: KINDS[kind](model, data))
 
 
 def _feeds(data: Path, size: int) -> Iterator[Feed]:
@@ -131,7 +109,9 @@ KINDS: dict[str, Callable[[Path, Path], None]] = {
     "light": lambda model, data: _ours(Recipe(Pipeline.LIGHT), model, data),
     "light, report": lambda model, data: _ours(Recipe(Pipeline.LIGHT), model, data, with_report=True),
     "light w4a8,w8a8": lambda model, data: _ours(MIXED, model, data),
+    "advanced w4a4, 1 step": lambda model, data: _ours(TRAINED, model, data),
 }
+USUAL = ("plain", "light", "light, report", "light w4a8,w8a8")  # the rows if none is named
 
 
 def main() -> None:
@@ -139,6 +119,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         _one(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
     elif len(sys.argv) > 2:
+        unknown = [kind for kind in sys.argv[3:] if kind not in KINDS]
+        if unknown:
+            sys.exit(f"'{unknown[0]}' is not a row: name some of {', '.join(repr(kind) for kind in KINDS)}.")
         compare(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
     else:
         sys.exit(__doc__)

@@ -112,7 +112,7 @@ def demo(work: Path, samples: int = 64, tested: int = 500) -> Part:
 
 def zoo_part(name: str, zoo: Path, work: Path) -> Part:
     """A model of the zoo; its preprocessed arrays are written once."""
-    from benchmark import decoded, normalized
+    from zoo import decoded, normalized
 
     folder = work / "data"
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from own_process import measured as in_own_process
+from own_process import tell
 
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
@@ -77,24 +76,13 @@ def measured(kind: str, layers: int, samples: int, folder: Path) -> Row:
     if not data.exists():
         values = np.random.default_rng(0).normal(size=(samples, CHANNELS, SIZE, SIZE))
         np.savez(data, x=values.astype(np.float32))
-    command = [sys.executable, __file__, "--one", kind, str(model), str(data)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
     size = {"layers": layers, "samples": samples, "model_MB": round(model.stat().st_size / 2**20, 2)}
-    return {"kind": kind, **size, **json.loads(done.stdout.splitlines()[-1])}
+    return {"kind": kind, **size, **in_own_process(__file__, "--one", kind, model, data)}
 
 
 def _one(kind: str, model: Path, data: Path) -> None:
     """Prints what one way of quantizing took in this process."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    if kind == RUN:
-        _run(model, data)
-    else:
-        _quantize(kind, model, data)
-    row: Row = {"seconds": round(time.perf_counter() - wall, 2), "cpu": round(time.process_time() - cpu, 2)}
-    # getrusage would report the parent's peak where that is higher: it outlives exec, this does not.
-    status = Path("/proc/self/status").read_text().splitlines()
-    row["MB"] = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024
-    print(json.dumps(row))
+    tell(lambda: _run(model, data) if kind == RUN else _quantize(kind, model, data))
 
 
 def _run(model: Path, data: Path) -> None:

@@ -2,7 +2,7 @@
 """How much of the advanced pipeline's time is arithmetic: the kernels of onnxruntime in the graphs of gradients.
 
     python tools/training_cost.py MODEL.onnx DATA.npz [--bits w4a4] [--edge-bits 8] [--compression 0.15] [--steps 100]
-    python tools/benchmark.py ZOO floor     # among others, the models of the benchmark
+    python tools/benchmark.py ZOO floor --part advanced     # the models of the benchmark
 
 The time of a run of a gradient graph is the CPU time of its thread. What of it are kernels, onnxruntime's profiler says
 for the first runs of each session: rather too little, for it takes time of its own beside each small node. Jobs run in
@@ -32,8 +32,8 @@ from onnxcalib.progress import Event
 from onnxcalib.recipe import DEFAULTS, parse_bits
 from onnxcalib.runtime import bound
 
+Figures = dict[str, float]
 PROFILED = 8  # runs of each session; the first of a thread is left out, for it makes the plan of memory
-MIXED = ("w4a4,w8a8", 0.18)
 
 
 @dataclass
@@ -114,8 +114,10 @@ def _is_in(event: dict[str, Any], run: dict[str, Any]) -> bool:
     return bool(event["tid"] == run["tid"] and run["ts"] <= event["ts"] <= run["ts"] + run["dur"])
 
 
-def measure(model: Path, data: Path, bits: str, edge_bits: int | None, compression: float | None, steps: int) -> None:
-    """Quantizes once, and prints where the time went."""
+def measure(
+    model: Path, data: Path, bits: str, edge_bits: int | None, compression: float | None, steps: int
+) -> Figures:
+    """Quantizes once, prints where the time went, and gives the figures of the whole."""
     recipe = Recipe("advanced", parse_bits(bits), edge_bits=edge_bits, compression=compression, steps=steps)
     stages, cores = Stages(), len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +125,8 @@ def measure(model: Path, data: Path, bits: str, edge_bits: int | None, compressi
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(cores, context, watch, (folder,)) as pool:
             watch(folder)
-            where = {"executor": pool} if len(recipe.bits) > 1 else {}  # one precision alone has no jobs
+            # One precision alone has no jobs.
+            where: dict[str, Any] = {"executor": pool} if len(recipe.bits) > 1 else {}
             quantize(model, data, recipe, output=Path(folder) / "written.onnx", progress=stages, **where)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         runs = {path.stem: _runs(path) for path in Path(folder).glob("*.jsonl")}
@@ -143,15 +146,24 @@ def measure(model: Path, data: Path, bits: str, edge_bits: int | None, compressi
                 f"{spent / (end - begin):.2f} cores busy; {_shares(inside, spent)}",
                 flush=True,
             )
+    figures = {"seconds": wall, "cpu": cpu, "busy": cpu / wall, "cores": float(cores)}
+    figures |= {"share": _share(lines, "kernels", cpu), "usual_share": _share(lines, "kernels", cpu)}
     if steps < DEFAULTS["steps"]:
         more, stepped = DEFAULTS["steps"] / steps, sum(line["step"] for line in lines)
         whole = cpu / more + (1 - 1 / more) * stepped
         print(f"  at {DEFAULTS['steps']} steps, if each takes as long: {_shares(lines, whole)}")
+        figures["usual_share"] = _share(lines, "kernels", whole)
+    return figures
 
 
 def _shares(lines: list[dict[str, Any]], cpu: float) -> str:
-    runs, kernels = (100 * sum(line[key] for line in lines) / cpu for key in ("cpu", "kernels"))
+    runs, kernels = (_share(lines, key, cpu) for key in ("cpu", "kernels"))
     return f"{runs:.0f} %, kernels alone {kernels:.0f} %"
+
+
+def _share(lines: list[dict[str, Any]], key: str, cpu: float) -> float:
+    """What runs, or kernels alone, are of the CPU time, in %."""
+    return float(100 * sum(line[key] for line in lines) / cpu)
 
 
 def _runs(path: Path) -> list[dict[str, Any]]:
@@ -176,13 +188,6 @@ def _between(lines: list[dict[str, Any]], begin: float, end: float) -> float:
     return (until[-1] if until else 0.0) - (before[-1] if before else 0.0)
 
 
-def training(cases: dict[str, Any]) -> None:
-    """The benchmark's models, at one precision and at two."""
-    for case, steps in ((cases["resnet20"], 100), (cases["mobilenet_v2"], 30)):
-        measure(case.model, case.calibration, "w4a4", 8, None, case.steps or steps)
-        measure(case.model, case.calibration, MIXED[0], None, MIXED[1], case.steps or steps)
-
-
 def main() -> None:
     """One model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -192,9 +197,12 @@ def main() -> None:
     parser.add_argument("--edge-bits", type=int)
     parser.add_argument("--compression", type=float)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--json", action="store_true", help="print the figures of the whole once more, as JSON")
     asked = parser.parse_args()
     ort.set_default_logger_severity(4)
-    measure(asked.model, asked.data, asked.bits, asked.edge_bits, asked.compression, asked.steps)
+    figures = measure(asked.model, asked.data, asked.bits, asked.edge_bits, asked.compression, asked.steps)
+    if asked.json:
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":
