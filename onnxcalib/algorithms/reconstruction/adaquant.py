@@ -16,6 +16,7 @@ from onnxcalib.algorithms.reconstruction.activations import DiskActivations
 from onnxcalib.algorithms.rounding import least_scale
 from onnxcalib.autodiff.adam import Adam, cosine
 from onnxcalib.autodiff.gradients import Loss, SharedLoss
+from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.autodiff.micro_batches import GROUPS, MicroBatchGradients
 from onnxcalib.autodiff.opened import OpenedSessions
 from onnxcalib.model.layer_form import LayerForm
@@ -188,9 +189,9 @@ class LayerTraining:
         self.held_out = self.held_out[: 4 * self.batch]
         self.adaround = problem.optimizer is LayerOptimizer.ADAROUND
         self.loss = _loss(problem, schedule, targets.energy)
-        proto = layer_loss(problem.model, problem.layer, self.loss, (inputs.shape[1:], targets.shape[1:]))
+        self.proto = layer_loss(problem.model, problem.layer, self.loss, (inputs.shape[1:], targets.shape[1:]))
         self.start = starts(self.loss)
-        self.form = LayerForm.of(proto, (*self.start, TARGET, STRENGTH, SHARPNESS, LOSS))
+        self.form = LayerForm.of(self.proto, (*self.start, TARGET, STRENGTH, SHARPNESS, LOSS))
         self.shares = SharedLoss(self._sessions, self.form.key, self.form.own)
         # A layer that is alone on the machine takes its batch in pieces: threads inside a node gain next to nothing.
         self.pieces = 1 if threads == 1 else GROUPS
@@ -205,7 +206,10 @@ class LayerTraining:
     @cached_property
     def gradients(self) -> MicroBatchGradients:
         """Made for the first step: a layer whose start will do takes none."""
-        return MicroBatchGradients(self.form.model, self.start, self.engine, self.threads, self.shares)
+        try:
+            return MicroBatchGradients(self.form.model, self.start, self.engine, self.threads, self.shares)
+        except NoGradientError:  # once more, to fail in the words of the model: a form has no names
+            return MicroBatchGradients(self.proto, self.start, self.engine, self.threads)
 
     @cached_property
     def adam(self) -> Adam:
