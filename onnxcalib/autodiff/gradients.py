@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.autodiff.interface import NoGradientError, gradient_name
-from onnxcalib.autodiff.prologue import Parted, parted, reading
+from onnxcalib.autodiff.opened import OpenedSessions
+from onnxcalib.autodiff.prologue import parted, reading
 from onnxcalib.autodiff.standard import gradient_model as standard
 from onnxcalib.autodiff.training import gradient_model as training
 from onnxcalib.errors import ModelError, RuntimeMissingError
@@ -37,40 +39,75 @@ def choose_engine(asked: Engine) -> Engine:
     )
 
 
+@dataclass(frozen=True)
+class SharedLoss:
+    """How losses of one graph share sessions."""
+
+    sessions: OpenedSessions
+    key: bytes  # of the graph
+    own: Mapping[str, Array]  # the inputs that are neither parameters nor data
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The sessions of a loss with its gradients, as yet over nobody's arrays."""
+
+    main: BoundSession
+    prologue: BoundSession | None
+    shared: tuple[str, ...]  # what the second makes for the first
+
+
 class Gradients:
     """A loss with its gradients, parameters in place."""
 
     def __init__(
-        self, model: onnx.ModelProto, parameters: Mapping[str, Array], engine: Engine, threads: int = 0
+        self,
+        model: onnx.ModelProto,
+        parameters: Mapping[str, Array],
+        engine: Engine,
+        threads: int = 0,
+        shares: SharedLoss | None = None,
     ) -> None:
         self.parameters = {name: np.array(value, np.float32, order="C") for name, value in parameters.items()}
-        self._inputs = {value.name for value in model.graph.input} - set(self.parameters)
+        self._own = dict(shares.own) if shares else {}
+        self._inputs = {value.name for value in model.graph.input} - {*self.parameters, *self._own}
         self._inputs -= {tensor.name for tensor in model.graph.initializer}
         for value in model.graph.input:
             if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
                 raise NoGradientError("input", value.name, "text cannot be fed to a training step", "Take it out")
         self._output = model.graph.output[0].name
-        differentiated = _differentiated(model, tuple(self.parameters), engine)
         self._shared: dict[str, npt.NDArray[Any]] = {}  # what parameters alone decide
         self._prologue: BoundSession | None = None
-        parts = parted(differentiated, self.parameters)
-        if parts is not None:
-            self._open_prologue(parts, threads)
-            differentiated = reading(parts.main, self._shared)
-        self._start(BoundSession(differentiated, threads))
+        if shares is None:
+            opened = self._opened(model, engine, threads)
+        else:
+            key = (shares.key, tuple(self.parameters), engine, threads)
+            opened = shares.sessions.get(key, lambda: self._opened(model, engine, threads))
+        if opened.prologue is not None and self._prologue is None:
+            self._start_prologue(opened.prologue, opened.shared)
+        self._start(opened.main.twin())
 
-    def _open_prologue(self, parts: Parted, threads: int) -> None:
-        self._prologue = BoundSession(parts.prologue, threads)
-        for value in parts.prologue.graph.input:
-            self._prologue.bind_input(value.name, self.parameters[value.name])
-        self._shared = self._prologue.bind_outputs(parts.shared)
+    def _opened(self, model: onnx.ModelProto, engine: Engine, threads: int) -> _Opened:
+        differentiated = _differentiated(model, tuple(self.parameters), engine)
+        parts = parted(differentiated, {*self.parameters, *self._own})
+        if parts is None:
+            return _Opened(BoundSession(differentiated, threads), None, ())
+        prologue = BoundSession(parts.prologue, threads)
+        self._start_prologue(prologue, parts.shared)
+        return _Opened(BoundSession(reading(parts.main, self._shared), threads), prologue, parts.shared)
+
+    def _start_prologue(self, session: BoundSession, shared: tuple[str, ...]) -> None:
+        self._prologue = session.twin()
+        for name in session.inputs:
+            self._prologue.bind_input(name, self.parameters[name] if name in self.parameters else self._own[name])
+        self._shared = self._prologue.bind_outputs(shared)
 
     def _start(self, session: BoundSession) -> None:
         """What each twin has of its own."""
         self.gradients = {name: np.zeros_like(value) for name, value in self.parameters.items()}
         self._loss = np.zeros((), np.float32)
         self._session = session
-        for name, value in (*self.parameters.items(), *self._shared.items()):
+        for name, value in (*self.parameters.items(), *self._own.items(), *self._shared.items()):
             self._session.bind_input(name, value)
         self._session.bind_output(self._output, self._loss)
         for name, value in self.gradients.items():
@@ -105,13 +142,18 @@ class Gradients:
 class Loss:
     """A loss without gradients; parameters are fed like data."""
 
-    def __init__(self, model: onnx.ModelProto, threads: int = 0) -> None:
+    def __init__(self, model: onnx.ModelProto, threads: int = 0, shares: SharedLoss | None = None) -> None:
         self._name = model.graph.output[0].name
-        self._session = BoundSession(standard.lower_fake_quantize(model), threads)
+        self._own = shares.own if shares else {}
+
+        def opened() -> BoundSession:
+            return BoundSession(standard.lower_fake_quantize(model), threads)
+
+        self._session = shares.sessions.get((shares.key, threads), opened) if shares else opened()
 
     def run(self, feed: Mapping[str, npt.NDArray[Any]]) -> float:
         """The loss for one feed."""
-        return self._session.run(self._name, feed)
+        return self._session.run(self._name, {**self._own, **feed})
 
 
 def _differentiated(model: onnx.ModelProto, parameters: tuple[str, ...], asked: Engine) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.autodiff.gradients import Gradients
+from onnxcalib.autodiff.gradients import Gradients, SharedLoss
 from onnxcalib.recipe import Engine
 from onnxcalib.runtime.session import Tensors
 
@@ -28,8 +28,15 @@ class MicroBatchGradients:
     Graphs of many small nodes gain next to nothing from several threads inside a node.
     """
 
-    def __init__(self, model: onnx.ModelProto, parameters: Mapping[str, Array], engine: Engine, workers: int) -> None:
-        first = Gradients(model, parameters, engine, threads=1)
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        parameters: Mapping[str, Array],
+        engine: Engine,
+        workers: int,
+        shares: SharedLoss | None = None,
+    ) -> None:
+        first = Gradients(model, parameters, engine, threads=1, shares=shares)
         self.parameters, self._prepare = first.parameters, first.prepare
         workers = min(workers, GROUPS)
         self._free: SimpleQueue[Gradients] = SimpleQueue()

@@ -105,12 +105,14 @@ def _rounded(writer: LossWriter, loss: LayerLoss, rounding: str) -> str:
     quantizer = loss.weights
     scale = quantizer.spread(scale_of(quantizer), loss.weight.shape)
     low, high = step_bounds(quantizer, loss.weight.shape)
-    floor = writer.number("floor", np.floor(loss.weight / scale))
+    floor = writer.own_number("floor", np.floor(loss.weight / scale))
     quantized = writer.node("Add", [floor, _share(writer, rounding)])
     quantized = writer.node(
-        "Min", [writer.node("Max", [quantized, writer.number("low", low)]), writer.number("high", high)]
+        "Min", [writer.node("Max", [quantized, writer.own_number("low", low)]), writer.own_number("high", high)]
     )
-    return writer.node("Mul", [quantized, writer.number("scale", scale)])
+    # The runtime takes a single constant into the product of matrices that follows, which then rounds otherwise.
+    write = writer.number if scale.size == 1 else writer.own_number
+    return writer.node("Mul", [quantized, write("scale", scale)])
 
 
 def step_bounds(quantizer: Quantizer, shape: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:

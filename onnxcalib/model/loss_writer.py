@@ -20,6 +20,7 @@ FloatArray = npt.NDArray[np.float32]
 DOMAIN = "onnxcalib"
 FAKE_QUANTIZE = "FakeQuantize"  # the op of the domain that rounds, and lets gradients straight through
 LOSS = "loss"
+OF_LAYER = "onnxcalib: of one layer"  # the note on numbers that differ between layers of one structure
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,12 @@ class LossWriter(ProtoBuilder):
         """A constant of floats; ONNX Runtime training wants one of its own for each quantizer."""
         return self.constant(name, np.asarray(value, np.float32), shared=False)
 
+    def own_number(self, name: str, value: npt.ArrayLike) -> str:
+        """A constant that another layer of the same structure has with other values."""
+        stored = self.number(name, value)
+        self.constants[-1].doc_string = OF_LAYER
+        return stored
+
     def input(self, name: str, sample: Sequence[int | str] | None) -> str:
         """A data input of samples of a shape, or a number."""
         shape: list[Any] = [] if sample is None else ["samples", *sample]
@@ -88,7 +95,7 @@ class LossWriter(ProtoBuilder):
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape))
         if np.ndim(unit) == 0 and float(unit) == 1.0:
             return name
-        return self.node("Mul", [name, self.number(f"{name}_unit", unit)])
+        return self.node("Mul", [name, self.own_number(f"{name}_unit", unit)])
 
     def quantized(
         self, tensor: str, quantizer: Quantizer, range_: str | None, low: str | None, shape: tuple[int, ...] = ()
@@ -96,14 +103,14 @@ class LossWriter(ProtoBuilder):
         """The tensor on the quantizer's grid, with its range from parameters if they are given."""
         scheme = quantizer.scheme
         first, last = scheme.limits
-        wide = range_ or self.number("range", quantizer.range)
+        wide = range_ or self.own_number("range", quantizer.range)
         tiny = self.number("tiny", np.float32(TINY))
         positive = self.node("Clip", [wide, tiny])
         scale = self.node("Div", [positive, self.number("steps", np.float32(_steps(scheme)))])
         if scheme.symmetric:
             zero = self.number("zero", np.full(quantizer.range.shape, scheme.zero, np.float32))
         else:
-            below = self.node("Div", [low or self.number("lowest", quantizer.low), scale])
+            below = self.node("Div", [low or self.own_number("lowest", quantizer.low), scale])
             place = self.node("Round", [self.node("Sub", [self.number("first", np.float32(first)), below])])
             zero = self.clip(place, first, last)
         along = Along(quantizer.axis, quantizer.block, shape)
@@ -156,7 +163,7 @@ class LossWriter(ProtoBuilder):
         gap = self.node("Sub", [tensor, target])
         squares = self.node("Mul", [gap, gap])
         whole = self.mean(squares if share is None else self.node("Mul", [squares, share]))
-        return self.node("Mul", [whole, self.number("share", np.float32(1 / max(energy, 1e-30)))])
+        return self.node("Mul", [whole, self.own_number("share", np.float32(1 / max(energy, 1e-30)))])
 
     def finish(self, loss: str) -> onnx.ModelProto:
         """The model with this loss as its output."""

@@ -40,6 +40,11 @@ class BoundSession:
         self._value_of = OrtValue.ortvalue_from_numpy
         self._bind_anew()
 
+    @property
+    def inputs(self) -> list[str]:
+        """The names of what a run reads."""
+        return [value.name for value in self._session.get_inputs()]
+
     def _bind_anew(self) -> None:
         self._binding = self._session.io_binding()
         self._values: dict[str, Any] = {}  # the runtime keeps no reference to the memory

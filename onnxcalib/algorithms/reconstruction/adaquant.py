@@ -15,8 +15,11 @@ import numpy.typing as npt
 from onnxcalib.algorithms.reconstruction.activations import DiskActivations
 from onnxcalib.algorithms.rounding import least_scale
 from onnxcalib.autodiff.adam import Adam, cosine
-from onnxcalib.autodiff.gradients import Loss
+from onnxcalib.autodiff.gradients import Loss, SharedLoss
+from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.autodiff.micro_batches import GROUPS, MicroBatchGradients
+from onnxcalib.autodiff.opened import OpenedSessions
+from onnxcalib.model.layer_form import LayerForm
 from onnxcalib.model.layer_loss import (
     BIAS,
     INPUT_LOW,
@@ -35,7 +38,7 @@ from onnxcalib.model.layer_loss import (
     step_bounds,
 )
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.loss_writer import Quantizer, scale_of
+from onnxcalib.model.loss_writer import LOSS, Quantizer, scale_of
 from onnxcalib.model.prepare import Model
 from onnxcalib.numerics.quant_params import (
     UNBOUNDED,
@@ -60,6 +63,11 @@ HELD_OUT_MOST = 64
 VALUES = 2**24  # of the outputs of a batch, at most: a head of many classes has more of them than it can learn from
 FEWEST = 4  # samples of a batch; the held-out samples are four times as many as a batch needs
 CHECKS = 10
+
+OPENED = OpenedSessions()  # of this process
+# The input and output of a batch, where sessions stay open for others: of more than this, steps take far longer than
+# opening them, and what sessions keep of memory is several times as much.
+SHARED_BYTES = 2**21
 
 
 @dataclass(frozen=True)
@@ -183,15 +191,25 @@ class LayerTraining:
         self.loss = _loss(problem, schedule, targets.energy)
         self.proto = layer_loss(problem.model, problem.layer, self.loss, (inputs.shape[1:], targets.shape[1:]))
         self.start = starts(self.loss)
+        self.form = LayerForm.of(self.proto, (*self.start, TARGET, STRENGTH, SHARPNESS, LOSS))
+        self.shares = SharedLoss(self._sessions, self.form.key, self.form.own)
         # A layer that is alone on the machine takes its batch in pieces: threads inside a node gain next to nothing.
         self.pieces = 1 if threads == 1 else GROUPS
         self.engine, self.threads = engine, threads
-        self.forward = Loss(self.proto, threads=1)
+        self.forward = Loss(self.form.model, threads=1, shares=self.shares)
+
+    @property
+    def _sessions(self) -> OpenedSessions:
+        sample = math.prod(self.inputs.shape or ()) + math.prod(self.targets.shape or ())
+        return OPENED if 4 * self.batch * sample <= SHARED_BYTES else OpenedSessions(0)
 
     @cached_property
     def gradients(self) -> MicroBatchGradients:
         """Made for the first step: a layer whose start will do takes none."""
-        return MicroBatchGradients(self.proto, self.start, self.engine, self.threads)
+        try:
+            return MicroBatchGradients(self.form.model, self.start, self.engine, self.threads, self.shares)
+        except NoGradientError:  # once more, to fail in the words of the model: a form has no names
+            return MicroBatchGradients(self.proto, self.start, self.engine, self.threads)
 
     @cached_property
     def adam(self) -> Adam:
@@ -247,7 +265,7 @@ class LayerTraining:
         return sum(errors) / len(self.held_out)
 
     def _feed(self, chosen: Sequence[int], progress: float | None) -> dict[str, FloatArray]:
-        feed = {self.problem.layer.input: self.inputs.read(chosen), TARGET: self.targets.read(chosen)}
+        feed = {self.form.names[self.problem.layer.input]: self.inputs.read(chosen), TARGET: self.targets.read(chosen)}
         if self.adaround:
             # Roundings move freely at first, then are pushed to decide.
             late = 0.0 if progress is None else max(0.0, (progress - 0.2) / 0.8)

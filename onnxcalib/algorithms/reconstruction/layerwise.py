@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxcalib.algorithms.reconstruction.activations import BATCH, DiskActivations, capture
-from onnxcalib.algorithms.reconstruction.adaquant import LayerProblem, Optimised, Schedule, optimise
+from onnxcalib.algorithms.reconstruction.adaquant import OPENED, LayerProblem, Optimised, Schedule, optimise
 from onnxcalib.autodiff.interface import NoGradientError
 from onnxcalib.data import Dataset, first
 from onnxcalib.data.portable import Portable
@@ -191,7 +191,7 @@ class Layerwise:
         ]
         left = [[key for key in keys if key not in trained] for keys in todo]
         jobs = in_chunks(self.workers, work, train_layer, left, self.checkpoint.scratch)
-        with contextlib.closing(jobs):  # at once, should keeping a value fail
+        with contextlib.closing(OPENED), contextlib.closing(jobs):  # at once, should keeping a value fail
             for key, found in jobs:
                 self.checkpoint.put(parts[key], found)
                 trained[key] = found.params
@@ -213,7 +213,7 @@ class Layerwise:
         skip_reasons = []
         for chunk in self._chunks():
             missing = any(cached[layer.name] is None for layer in chunk)
-            with self._folder() as folder:
+            with contextlib.closing(OPENED), self._folder() as folder:
                 targets, known = self._targets(chunk, folder) if missing else {}, dict[str, DiskActivations]()
                 for place, layer in enumerate(chunk):
                     if missing:
