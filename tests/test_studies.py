@@ -1,4 +1,4 @@
-"""The curves and the study of calibration sizes: their files and tables, with stand-ins in place of measurements."""
+"""Studies of curves, calibration sizes, judging and constants: files and tables, mostly with stand-ins."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import pytest
 from jobs import correlated_data
 
 from models import conv_net
+from onnxcalib.algorithms.reconstruction import end_to_end
+from onnxcalib.model import model_loss
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
 pytest.importorskip("matplotlib")
 curves = pytest.importorskip("curves")
 calibration_size = pytest.importorskip("calibration_size")
+training_constants = pytest.importorskip("training_constants")
 
 POINT = curves.Point("net", "light", 0.15, 512, None, 2000, 250, 0.25, 70.5, 88.25, 3.5)
 RUN = calibration_size.Run("light", 64, 0, None, 10000, 91.0, 96.5, 2.25)
@@ -91,3 +94,35 @@ def test_plans_are_judged_by_all_three_sets_of_samples(tmp_path: Path) -> None:
     few = subprocess.run([*command, "--calibrate", "40"], capture_output=True, text=True, check=False)
     assert few.returncode == 1
     assert "data.npz" in few.stderr
+
+
+def test_one_constant_is_changed_for_as_long_as_a_training_takes() -> None:
+    before = {name: getattr(end_to_end, name) for name in ("END_TO_END", "FINAL_SCALES", "HINT_SHARE", "SHRINK")}
+    seen = {}
+    for name, change in training_constants.CHANGES.items():
+        with training_constants.changed(change):
+            seen[name] = (*(getattr(end_to_end, each) for each in before), model_loss.TEMPERATURE)
+    assert {name: getattr(end_to_end, name) for name in before} == before
+    assert seen["as it is"] == (*before.values(), model_loss.TEMPERATURE)
+    same = [name for name in seen if seen[name] == seen["as it is"]]
+    assert same == ["as it is", "steps x 0.5", "steps x 2"]
+    early, late, *_ = seen["scales x 3"]
+    assert (early.scale, late.scale) == (pytest.approx(3 * before["END_TO_END"].scale), None)
+
+
+def test_each_change_is_measured_once_and_compared_with_none(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    np.savez(tmp_path / "data.npz", **correlated_data(conv_net(), 40))
+    command = [sys.executable, str(TOOLS / "training_constants.py"), str(tmp_path / "net.onnx"), "--calibrate", "24"]
+    command += [str(tmp_path / "data.npz"), "--out", str(tmp_path / "rows.csv"), "--steps", "1", "--change", "as it is"]
+    told = [
+        subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout
+        for more in ((), ("--change", "weights x 3"))
+    ]
+    assert "net start" in told[0]
+    assert "net start" not in told[1]
+    rows = training_constants.read(tmp_path / "rows.csv")
+    assert [row.change for row in rows] == ["start", "as it is", "weights x 3"]
+    assert len({row.loss for row in rows}) == 3
+    assert {row.unseen for row in rows} == {16}
+    assert re.search(r"\| weights x 3 \| [0-9.]+ \([+-]\d+ %\), ", told[1])

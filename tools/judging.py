@@ -12,46 +12,34 @@ unseen samples.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
+import trained_start
+from trained_start import Samples
 
-from onnxcalib import Pipeline, Recipe
-from onnxcalib.algorithms.reconstruction.layerwise import Trained
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.data import open_data, train_validation_split
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline import stages
-from onnxcalib.pipeline.job import start
-from onnxcalib.pipeline.pipelines import with_equal_channels
-from onnxcalib.pipeline.rounding import rounded_and_tuned
-from onnxcalib.recipe import parse_bits
 
 
-def measure(model: Path, samples: dict[str, np.ndarray], calibrate: int, bits: str, steps: Sequence[int]) -> None:
+def measure(model: Path, samples: Samples, calibrate: int, bits: str, steps: Sequence[int]) -> None:
     """Prints a table."""
-    recipe = Recipe(Pipeline.ADVANCED, bits=parse_bits(bits), edge_bits=8)
-    job = with_equal_channels(start(model, {name: it[:calibrate] for name, it in samples.items()}, recipe).jobs[0])
-    others = {name: it[calibrate:] for name, it in samples.items()}
-    sets = (train_validation_split(job.data)[1], open_data(others, input_specs(job.model.proto)))
+    begun = trained_start.begin(model, samples, calibrate, bits)
+    job, trained = begun.job, begun.trained
+    sets = (train_validation_split(job.data)[1], open_data(begun.unseen, input_specs(job.model.proto)))
     judges = [Teacher(job.model, each, job.float_loss, TEMPERATURE) for each in sets]
-    found = rounded_and_tuned(job, stages.uniform_plan(job, stages.statistics(job)))
-    begun = Trained(found.best.plan, found.best.plan, found.best.after, found.best.after, solved=found.is_second_order)
-    before = [judge.loss_of(job.simulate(stages.final_scales(job, begun.plan))) for judge in judges]
+    before = [judge.loss_of(job.simulate(stages.final_scales(job, trained.plan))) for judge in judges]
     print(f"| {model.stem}, {bits} | {len(sets[0])} held out | in several forms | kept | {len(sets[1]):,} unseen |")
     print(f"|---|---|---|---|---|\n| start | {before[0]:.5f} | | | {before[1]:.5f} |", flush=True)
     for each in steps:
-        own = replace(job, recipe=replace(recipe, steps=each))
-        trained = stages.end_to_end_training(own, begun)
-        alone, unseen = (judge.loss_of(job.simulate(trained.plan)) for judge in judges)
-        forms = f"{trained.before:.5f} to {trained.after:.5f} ± {trained.doubt:.5f}"
-        print(
-            f"| {each} steps | {alone:.5f} | {forms} | {'yes' if trained.kept else 'no'} | {unseen:.5f} |", flush=True
-        )
+        found = stages.end_to_end_training(replace(job, recipe=replace(job.recipe, steps=each)), trained)
+        alone, unseen = (judge.loss_of(job.simulate(found.plan)) for judge in judges)
+        forms = f"{found.before:.5f} to {found.after:.5f} ± {found.doubt:.5f}"
+        print(f"| {each} steps | {alone:.5f} | {forms} | {'yes' if found.kept else 'no'} | {unseen:.5f} |", flush=True)
 
 
 def main() -> None:
@@ -63,10 +51,7 @@ def main() -> None:
     parser.add_argument("--bits", default="w4a4")
     parser.add_argument("--steps", type=int, nargs="+", default=[50, 100])
     given = parser.parse_args()
-    samples = {name: values for name, values in np.load(given.data).items() if name != "labels"}
-    if not 0 < given.calibrate < min(map(len, samples.values())):
-        sys.exit(f"Error: {given.data} has too few samples to calibrate with {given.calibrate} and judge by others.")
-    measure(given.model, samples, given.calibrate, given.bits, given.steps)
+    measure(given.model, trained_start.read(given.data, given.calibrate), given.calibrate, given.bits, given.steps)
 
 
 if __name__ == "__main__":
