@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.model.io import serialized
-from onnxcalib.runtime.opening import failed, new_options, open_session
+from onnxcalib.model.io import PROTOBUF_LIMIT
+from onnxcalib.runtime.handing import open_model
+from onnxcalib.runtime.opening import failed, new_options
 
 Array = npt.NDArray[Any]
 
@@ -22,7 +23,7 @@ FED = "Check the shapes of what the loss is fed."
 class BoundSession:
     """A loss graph, with its inputs and outputs over arrays of the caller's."""
 
-    def __init__(self, model: onnx.ModelProto, threads: int) -> None:
+    def __init__(self, model: onnx.ModelProto, threads: int, limit: int = PROTOBUF_LIMIT) -> None:
         options = new_options()
         # A pool of memory makes steps a quarter faster; it goes with the session, which lives for one layer.
         options.enable_cpu_mem_arena = True
@@ -34,7 +35,7 @@ class BoundSession:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # Quantizers must stay as written: the runtime would copy them for each reader, or compute in integers.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-        self._session = open_session(serialized(model), options, "the loss to train on", OURS)
+        self._session = open_model(model, options, "the loss to train on", OURS, limit=limit)
         from onnxruntime import OrtValue
 
         self._value_of = OrtValue.ortvalue_from_numpy
