@@ -56,9 +56,10 @@ def branch_model(model: onnx.ModelProto, branch: Branch) -> onnx.ModelProto:
         alone.graph.input.append(onnx.ValueInfoProto(name=name, type=types[name]))
     _name_apart(model.graph, alone.graph, branch)
     if not all(value.HasField("type") for value in alone.graph.output):  # a subgraph may leave them out
-        known = {value.name: value for value in onnx.shape_inference.infer_shapes(alone).graph.output}
+        known = {value.name: value for value in inferred(alone)}
         for value in alone.graph.output:
-            value.CopyFrom(known[value.name])
+            if not value.HasField("type"):
+                value.CopyFrom(known[value.name])
     return alone
 
 

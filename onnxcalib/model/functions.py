@@ -8,6 +8,7 @@ import onnx
 from onnx import defs, inliner, version_converter
 
 from onnxcalib.errors import ModelError, first_line
+from onnxcalib.model.hollow import put_back, take_out
 from onnxcalib.model.io import check_valid, opset_of
 from onnxcalib.model.opset import raise_opset
 from onnxcalib.model.walk import all_nodes, refill
@@ -28,7 +29,9 @@ def inline_functions(model: onnx.ModelProto, source: str) -> onnx.ModelProto:
         _renumber(model)
         model = _raise_all(model, max(opset_of(each) for each in (model, *model.functions)), source)
         check_valid(model, source)
+        weights = take_out(model)
         inlined = inliner.inline_local_functions(model)
+        put_back(inlined, weights)
     except ModelError:
         raise
     except Exception as error:  # inliner and converter raise bare RuntimeErrors of many kinds

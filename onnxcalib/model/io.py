@@ -45,9 +45,7 @@ def read_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
         model, name = copied(source), "the given model"
         if _belongs_outside(model, LARGE_MODEL):
             move_out(model)
-        with understanding(name):
-            check_well_formed(model, name)
-            normalize(model, name)
+        _put_in_order(model, name)
     else:
         name = str(source)
         model = load(Path(source))
@@ -79,10 +77,26 @@ def load(path: Path, large: int = LARGE_MODEL) -> onnx.ModelProto:
         raise ModelError(
             f"the external data of {path} cannot be read: {first_line(error)}.", "Keep its data files beside the model."
         ) from error
-    with understanding(str(path)):
-        check_well_formed(model, str(path))
-        normalize(model, str(path))
+    _put_in_order(model, str(path))
     return model
+
+
+def _put_in_order(model: onnx.ModelProto, name: str) -> None:
+    with understanding(name):
+        check_well_formed(model, name)
+        normalize(model, name)
+        check_bodies(model, name)
+
+
+def check_bodies(model: onnx.ModelProto, name: str, limit: int = PROTOBUF_LIMIT) -> None:
+    """Fails where bodies hold so many bytes: weights elsewhere can lie in files, or be left out."""
+    inner = (body for node in model.graph.node for body in bodies(node))
+    held = sum(int(each.ByteSize()) for each in (*inner, *model.functions))
+    if held >= limit:
+        raise ModelError(
+            f"the Ifs, Loops and functions of {name} hold {held / 2**30:.1f} GB of constants, too much.",
+            "Export it with these as initialisers of the main graph, outside of which protobuf takes less than 2 GB.",
+        )
 
 
 def _belongs_outside(model: onnx.ModelProto, large: int) -> bool:
@@ -244,7 +258,10 @@ def serialized_outside(model: onnx.ModelProto) -> bytes:
     try:
         return bytes(model.SerializeToString(deterministic=True))
     except (EncodeError, ValueError) as error:
-        raise OutputError(f"the model cannot be serialized: {error}.", "Its weights exceed 2 GB.") from error
+        raise OutputError(
+            f"the model cannot be serialized: {error}.",
+            "Constants in its nodes, those in Ifs and Loops too, must take less than 2 GB.",
+        ) from error
 
 
 def _with_weights_in(model: onnx.ModelProto, data: Path, name: str) -> onnx.ModelProto:

@@ -7,8 +7,8 @@ from onnx import defs, version_converter
 
 from onnxcalib.errors import ModelError, first_line
 from onnxcalib.model.conversion import correct
-from onnxcalib.model.external import is_external
-from onnxcalib.model.io import PROTOBUF_LIMIT, copy_identity, opset_of
+from onnxcalib.model.hollow import put_back, take_out
+from onnxcalib.model.io import copy_identity, opset_of
 from onnxcalib.model.walk import all_nodes, graphs_in, refill
 
 # The oldest IR version that a runtime expects with each opset.
@@ -31,7 +31,7 @@ def within(model: onnx.ModelProto, oldest: int, newest: int, name: str, newest_i
 
 def raise_opset(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProto:
     """The model at a newer opset, with nothing changed but its nodes."""
-    weights = _take_weights(model)
+    weights = take_out(model)
     try:
         raised = version_converter.convert_version(model, opset)
     except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
@@ -39,9 +39,7 @@ def raise_opset(model: onnx.ModelProto, opset: int, name: str) -> onnx.ModelProt
             f"{name} cannot be raised from opset {opset_of(model)} to {opset}: {first_line(error)}.",
             f"Export it with opset {opset} or newer.",
         ) from error
-    for tensor in raised.graph.initializer:
-        if tensor.name in weights:
-            tensor.CopyFrom(weights[tensor.name])
+    put_back(raised, weights)
     copy_identity(model, raised)
     correct(raised, opset_of(model))
     _restore_declarations(raised.graph, model.graph)
@@ -57,20 +55,6 @@ def _restore_declarations(raised: onnx.GraphProto, graph: onnx.GraphProto) -> No
             for value in ends:
                 if value.name in known:
                     value.CopyFrom(known[value.name])
-
-
-def _take_weights(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Weights in files, and big ones near protobuf's limit, replaced by empty ones while the nodes are converted."""
-    weights: dict[str, onnx.TensorProto] = {}
-    near = model.ByteSize() >= PROTOBUF_LIMIT
-    for tensor in model.graph.initializer:
-        if is_external(tensor) or (near and tensor.ByteSize() > 2**20):
-            weights[tensor.name] = onnx.TensorProto()
-            weights[tensor.name].CopyFrom(tensor)
-            tensor.raw_data = b""
-            tensor.data_location = onnx.TensorProto.EXTERNAL
-            onnx.external_data_helper.set_external_data(tensor, "weights")
-    return weights
 
 
 def _fits(model: onnx.ModelProto, opset: int) -> bool:

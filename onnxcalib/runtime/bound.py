@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxcalib.model.io import serialized
-from onnxcalib.runtime.opening import failed, new_options, open_session
+from onnxcalib.model.io import PROTOBUF_LIMIT
+from onnxcalib.runtime.handing import open_model
+from onnxcalib.runtime.opening import failed, new_options
 
 Array = npt.NDArray[Any]
 
@@ -22,9 +23,9 @@ FED = "Check the shapes of what the loss is fed."
 class BoundSession:
     """A loss graph, with its inputs and outputs over arrays of the caller's."""
 
-    def __init__(self, model: onnx.ModelProto, threads: int) -> None:
+    def __init__(self, model: onnx.ModelProto, threads: int, limit: int = PROTOBUF_LIMIT) -> None:
         options = new_options()
-        # A pool of memory makes steps a quarter faster; it goes with the session, which lives for one layer.
+        # A pool of memory makes steps a quarter faster, and takes no more; it goes with the session.
         options.enable_cpu_mem_arena = True
         # A plan of memory would be kept beside what the first run took: half a gigabyte of ResNet-50, and no faster.
         options.enable_mem_pattern = False
@@ -34,7 +35,7 @@ class BoundSession:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # Quantizers must stay as written: the runtime would copy them for each reader, or compute in integers.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-        self._session = open_session(serialized(model), options, "the loss to train on", OURS)
+        self._session = open_model(model, options, "the loss to train on", OURS, limit=limit)
         from onnxruntime import OrtValue
 
         self._value_of = OrtValue.ortvalue_from_numpy

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +11,13 @@ import numpy.typing as npt
 import onnx
 
 from onnxcalib.data import Dataset
-from onnxcalib.data.arrays import give_all_back
 from onnxcalib.errors import ModelError, first_line
-from onnxcalib.model.external import has_external, relative
 from onnxcalib.model.graph import GraphIndex
-from onnxcalib.model.io import PROTOBUF_LIMIT, serialized, serialized_outside, write_model
+from onnxcalib.model.io import PROTOBUF_LIMIT
 from onnxcalib.model.subgraph import with_outputs
+from onnxcalib.runtime.handing import open_model
 from onnxcalib.runtime.memory import buffer_bytes, has_room_for_pools
-from onnxcalib.runtime.opening import MEMORY, UNSUPPORTED, failed, new_options, open_session, safe_levels
+from onnxcalib.runtime.opening import MEMORY, UNSUPPORTED, failed, new_options, safe_levels
 from onnxcalib.runtime.providers import CPU, chosen
 from onnxcalib.runtime.trial import LEVELS, is_risky, try_levels
 
@@ -30,7 +27,6 @@ Tensors = dict[str, npt.NDArray[Any]]
 CAPTURE_BYTES = 4 * 2**20
 DRAWN_BYTES = 16 * 2**20  # where positions are drawn of them, whatever memory is allowed: the draw depends on the batch
 LARGEST_BATCH = 16  # more is no faster, and what lies between captured tensors takes as much more memory
-SEES_FOLDER = (1, 21)  # the version from which onnxruntime is told where the files of weights lie
 
 
 class Session:
@@ -85,16 +81,7 @@ class Session:
         # What no node computes from an input is the runtime's or the caller's memory, and goes when these let go of it.
         self._borrowed = set(self.outputs) - (index.downstream(index.inputs)[0] - index.inputs)
         levels = levels or safe_levels(model, source)
-        if has_external(model):
-            give_all_back()  # the runtime maps the same files
-        if model.ByteSize() < limit:
-            content = _content(model, options)
-            self._session = open_session(content, options, source, levels=levels, provider=provider)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "model.onnx"
-                write_model(model, path, limit)
-                self._session = open_session(path, options, source, levels=levels, provider=provider)
+        self._session = open_model(model, options, source, levels=levels, provider=provider, limit=limit)
 
     def run(self, feed: Tensors) -> Tensors:
         """All outputs for one feed."""
@@ -107,19 +94,6 @@ class Session:
         except Exception as error:
             hint = "Check that the data has the shapes the model was exported for."
             raise failed(f"running {self.source}", error, hint) from error
-
-
-def _content(model: onnx.ModelProto, options: Any) -> bytes:
-    """The model's bytes; weights that lie in files stay there, and onnxruntime maps them."""
-    if not has_external(model):
-        return serialized(model)
-    import onnxruntime as ort
-
-    if tuple(map(int, ort.__version__.split(".")[:2])) < SEES_FOLDER:
-        return serialized_outside(model)  # it takes paths from the root
-    named, folder = relative(model)
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-    return serialized_outside(named)
 
 
 def stream(session: Session, data: Dataset, batch: int | None = None) -> Iterator[tuple[int, Tensors]]:

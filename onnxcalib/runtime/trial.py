@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from onnxcalib.model.io import write_model
-from onnxcalib.model.walk import all_nodes, bodies
+from onnxcalib.model.walk import all_nodes, bodies, graphs_in
 
 LEVELS = ("ORT_ENABLE_ALL", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL")
 DIED = "its optimizer ends the process"
@@ -34,11 +34,32 @@ def try_levels(model: onnx.ModelProto) -> tuple[str | None, str]:
 
     Tried once for each graph: values of constants make no difference.
     """
-    graph = onnx.GraphProto(node=model.graph.node, input=model.graph.input, output=model.graph.output)
-    key = hashlib.sha256(graph.SerializeToString(deterministic=True)).digest()
+    key = _key(model.graph)
     if key not in _FOUND:
         _FOUND[key] = _tried(model)
     return _FOUND[key]
+
+
+def _key(graph: onnx.GraphProto) -> bytes:
+    """What tells graphs apart, but for values of initialisers: those in bodies may take more than protobuf writes."""
+    key = hashlib.sha256()
+    for body in graphs_in(graph):
+        stored = (onnx.TensorProto(name=it.name, data_type=it.data_type, dims=it.dims) for it in body.initializer)
+        for part in (*body.input, *body.output, *stored, *map(_without_bodies, body.node)):
+            key.update(part.SerializeToString(deterministic=True))
+    return key.digest()
+
+
+def _without_bodies(node: onnx.NodeProto) -> onnx.NodeProto:
+    bare = onnx.NodeProto(name=node.name, op_type=node.op_type, domain=node.domain)
+    bare.input.extend(node.input)
+    bare.output.extend(node.output)
+    for attribute in node.attribute:
+        if attribute.HasField("g") or attribute.graphs:
+            bare.attribute.append(onnx.AttributeProto(name=attribute.name))
+        else:
+            bare.attribute.append(attribute)
+    return bare
 
 
 _FOUND: dict[bytes, tuple[str | None, str]] = {}

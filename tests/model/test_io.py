@@ -17,7 +17,7 @@ from onnxcalib.errors import ModelError, OutputError
 from onnxcalib.files import check_writable, replacing
 from onnxcalib.model import io
 from onnxcalib.model.io import NEWEST_OPSET, file_bytes, load, read_model, write_model
-from onnxcalib.runtime import session as inference
+from onnxcalib.runtime import handing
 from onnxcalib.runtime.session import Session
 
 
@@ -241,13 +241,13 @@ def test_models_beyond_the_limit_get_external_data(tmp_path: Path) -> None:
 
 def test_sessions_run_models_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
-    original = inference.write_model
+    original = handing.write_model
 
     def noted(model: onnx.ModelProto, path: Path, limit: int) -> None:
         original(model, path, limit)
         written.append(path)
 
-    monkeypatch.setattr(inference, "write_model", noted)
+    monkeypatch.setattr(handing, "write_model", noted)
     model = large_model()
     feed = feed_for(model)
     outputs = Session(model, limit=SMALL).run(feed)

@@ -65,11 +65,11 @@ def test_sessions_and_walks_do_not_grow_with_layers(monkeypatch: pytest.MonkeyPa
     found = []
     for layers in (3, 9):
         with monkeypatch.context() as patch:
-            sessions = counted(patch, session, "open_session")
+            sessions = counted(patch, session, "open_model")
             walks = counted(patch, GraphIndex, "__init__")
             result = quantize(chain(layers), {"x": normal(8, 4, 2, 2)}, Recipe(pipeline))
             rounds = result.tuned.rounds if result.tuned is not None else 0
-            found.append((sessions["open_session"], walks["__init__"], rounds))
+            found.append((sessions["open_model"], walks["__init__"], rounds))
     (few, short, once), (many, long, often) = found
     # A round of tuning measures, and tries two corrections.
     assert many - few <= 3 * max(often - once, 0)

@@ -11,9 +11,10 @@ import onnx
 from onnxcalib.autodiff.interface import NoGradientError, gradient_name
 from onnxcalib.autodiff.training.decompose import MICROSOFT, Rewriter
 from onnxcalib.errors import ModelError, first_line
+from onnxcalib.model.external import LARGE_TENSOR, bare_inputs, is_external
 from onnxcalib.model.graph import GraphIndex, attributes, drop_unused_initializers
-from onnxcalib.model.io import copied, opset_of, serialized
-from onnxcalib.model.walk import bodies
+from onnxcalib.model.io import copied, opset_of, serialized, without_weights
+from onnxcalib.model.walk import bodies, refill
 from onnxcalib.runtime.opening import hint_for, new_options
 
 OLDEST_OPSET, NEWEST_OPSET, NEWEST_IR = 13, 21, 10
@@ -124,13 +125,28 @@ def _build(model: onnx.ModelProto, loss: str, parameters: Sequence[str], active:
     _register_gradients()
     quantizers = [node for node in model.graph.node if node.op_type == "FakeQuant" and node.output[0] in active]
     wanted = {*parameters, *(node.input[0] for node in quantizers)}
+    bare, large = _without_large_weights(model)
     try:
-        builder = GradientGraphBuilder(serialized(model), {loss}, wanted, loss, new_options())
+        builder = GradientGraphBuilder(serialized(bare), {loss}, wanted, loss, new_options())
         builder.build()
-        return onnx.load_from_string(builder.get_model())
+        built = onnx.load_from_string(builder.get_model())
     except Exception as error:  # the runtime's exceptions share no base class but this one
         message = f"ONNX Runtime training cannot differentiate the loss: {first_line(error)}."
         raise ModelError(message, hint_for(error, f"{OTHER}.")) from error
+    refill(built.graph.input, [value for value in built.graph.input if value.name not in large])
+    built.graph.initializer.extend(large.values())
+    return built
+
+
+def _without_large_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """A copy with inputs in place of weights that lie in files or are large, and these: the builder takes bytes."""
+    given = model.graph.initializer
+    large = {it.name: it for it in given if is_external(it) or it.ByteSize() >= LARGE_TENSOR}
+    bare = without_weights(model)
+    bare.graph.initializer.extend(tensor for tensor in given if tensor.name not in large)
+    listed = {value.name for value in bare.graph.input}  # parameters have values before there are others
+    bare.graph.input.extend(bare_inputs(tensor for tensor in large.values() if tensor.name not in listed))
+    return bare, large
 
 
 def _with_gradients(
