@@ -5,9 +5,9 @@
     python tools/scaling.py FOLDER --kind report --layers 50 100
 
 Writes FOLDER/scaling.csv, FOLDER/scaling.md and FOLDER/scaling.png.
-CPU seconds are those of all threads and of processes that measure layers: on a busy machine they say more. Memory is
-that of the first process. `run` is the float model, read by onnx and run
-by onnxruntime with as much imported: what of memory is the model itself.
+CPU seconds are those of all threads, and of processes that measure layers: on a busy machine they say more. Memory is
+that of the first process. `run` is the float model, read by onnx and run by onnxruntime with as much imported: what of
+memory is the model itself. `light mixed` has w4a8 and w8a8 at a compression of 0.18.
 """
 
 from __future__ import annotations
