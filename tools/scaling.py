@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """How time and memory grow with layers and with samples: a chain of convolutions, quantized in processes of their own.
 
-    python tools/scaling.py FOLDER                     # run, plain, light, light with a report; tables and a plot
+    python tools/scaling.py FOLDER                     # run, plain, light, light with a report, light mixed
     python tools/scaling.py FOLDER --kind report --layers 50 100
 
 Writes FOLDER/scaling.csv, FOLDER/scaling.md and FOLDER/scaling.png.
-CPU seconds are those of all threads: on a busy machine they say more. `run` is the float model, read by onnx and run
-by onnxruntime with as much imported: what of memory is the model itself.
+CPU seconds are those of all threads, and of processes that measure layers: on a busy machine they say more. Memory is
+that of the first process. `run` is the float model, read by onnx and run by onnxruntime with as much imported: what of
+memory is the model itself. `light mixed` has w4a8 and w8a8 at a compression of 0.18.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import csv
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,12 @@ from own_process import tell
 import onnxcalib
 from onnxcalib import Pipeline, Recipe
 from onnxcalib.api import report
-from onnxcalib.recipe import OnBroken
+from onnxcalib.recipe import OnBroken, parse_bits
 
 LAYERS, SAMPLES = (50, 100, 200, 400), (128, 512, 2048)
 FEW_SAMPLES, FEW_LAYERS = 64, 50  # while the other number grows
 CHANNELS, SIZE, OFF = 16, 8, 0.004
-RUN, KINDS = "run", ("plain", "light", "report")
+RUN, MIXED, KINDS = "run", "light mixed", ("plain", "light", "report", "light mixed")
 BATCH = 16
 COLUMNS = ("kind", "layers", "samples", "seconds", "cpu", "MB", "model_MB")
 
@@ -97,6 +99,8 @@ def _quantize(kind: str, model: Path, data: Path) -> None:
         pipeline, output = Pipeline.PLAIN if kind == "plain" else Pipeline.LIGHT, Path(folder) / "written.onnx"
         # Hundreds of layers in a row do drown a signal in noise, and no real network has them.
         recipe = Recipe(pipeline, on_broken=OnBroken.KEEP)
+        if kind == MIXED:
+            recipe = replace(recipe, bits=parse_bits("w4a8,w8a8"), compression=0.18)
         result = onnxcalib.quantize(model, data, recipe, output=output)
         if kind == "report":
             report(result, model, data, Path(folder) / "report.html")
@@ -106,7 +110,7 @@ def told(row: Row) -> str:
     """A row of the table."""
     each = f"{1000 * row['cpu'] / row['layers']:6.1f} ms a layer, {1000 * row['cpu'] / row['samples']:6.1f} ms a sample"
     return (
-        f"{row['kind']:6} {row['layers']:4} layers {row['samples']:5} samples {row['seconds']:7.2f} s, "
+        f"{row['kind']:11} {row['layers']:4} layers {row['samples']:5} samples {row['seconds']:7.2f} s, "
         f"CPU {row['cpu']:7.2f} s, {each}, peak {row['MB']:4} MB, the model {row['model_MB']:.2f} MB"
     )
 

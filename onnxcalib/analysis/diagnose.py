@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 
 from onnxcalib.analysis.captured import Captured, Outputs, Seen, Twin, Twins, Watched
-from onnxcalib.analysis.following import Following
 from onnxcalib.data import Dataset, Preprocess, first, open_data, shuffled
 from onnxcalib.errors import ModelError
 from onnxcalib.model.equalize import equalized_as
@@ -31,6 +30,7 @@ from onnxcalib.numerics.positions import counted
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.progress import Progress, silent
 from onnxcalib.recipe import Recipe
+from onnxcalib.runtime.following import Following
 from onnxcalib.runtime.threads import ahead, default_workers
 from onnxcalib.targets import find_target
 
@@ -95,14 +95,15 @@ def diagnose(
     teacher, data = typed(model.proto), first(data, samples)
     kinds, cutters = find_output_kinds(teacher), (Cutter(teacher), Cutter(file.proto))
     pairs, known = Pairs(teacher, file.proto, layers), {layer.name for layer in file.layers}
+    judged = [layer for layer in layers if layer.name in known and layer.summed in pairs.quantized_of]
+    following = Following(cutters[0], [layer.summed for layer in judged])
     probes = [
-        _Probe(*cutters, layer, pairs, ModelLoss(kinds, temperature=TEMPERATURE))
-        for layer in layers
-        if layer.name in known and layer.summed in pairs.quantized_of
+        _Probe(cutters[1], layer, following.fed(layer.summed), pairs, ModelLoss(kinds, temperature=TEMPERATURE))
+        for layer in judged
     ]
     # What follows a layer runs once for each: on fewer samples where there are many, so that all of it stays linear.
     most = min(max(samples * MANY_LAYERS // max(len(probes), 1), LEAST_SAMPLES), len(data))
-    watched, following = _watched(probes, *cutters), Following(cutters[0], [probe.reference for probe in probes])
+    watched = _watched(probes, *cutters)
     sizes, size = watched.measure(data, pairs.twins)
     whole, found = _Whole(kinds, [value.name for value in teacher.graph.output], most), list[LayerDiagnosis]()
     for chunk in _chunks(probes, sizes, disk_bytes / max(most, 1)):
@@ -191,14 +192,14 @@ class Pairs:
 class _Probe:
     """One layer as it is in the file, fed by the float model, and what of the float model comes after it."""
 
-    def __init__(self, model: Cutter, file: Cutter, layer: Layer, pairs: Pairs, loss: ModelLoss) -> None:
+    def __init__(self, file: Cutter, layer: Layer, fed: Sequence[str], pairs: Pairs, loss: ModelLoss) -> None:
         self.name, self.reference = layer.name, layer.summed
         self.output = pairs.quantized_of[layer.summed]
         # What lies between a MatMul and its bias is inside the layer.
         inner = [pairs.quantized_of[layer.output]] if layer.output in pairs.quantized_of else []
         self.part = file.part([self.output], pairs.twins, inner)
         self.reads = [pairs.twins[name].tensor for name in self.part.fed]
-        self.fed, self.loss = model.fed_after(layer.summed), loss
+        self.fed, self.loss = fed, loss
         self._signal = self._noise = self._own = 0.0
 
     def compare(self, seen: Seen) -> Array:

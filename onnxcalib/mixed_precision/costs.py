@@ -78,7 +78,7 @@ def costs_of(problem: Problem, elements: Mapping[str, float]) -> dict[str, _Cost
     if len(known) == len(macs):
         bops = problem.each(lambda layer, choice: known[layer.name] * choice.weight * choice.activation)
         costs["bops"] = _Cost(bops, 0.0, float(sum(known.values()) * 32 * 32))
-    first = {tensor: next(layer.name for layer in problem.layers if layer.input == tensor) for tensor in elements}
+    first = {layer.input: layer.name for layer in reversed(problem.layers)}
     activation = problem.each(
         lambda layer, choice: elements[layer.input] * choice.activation / 8 if first[layer.input] == layer.name else 0.0
     )
@@ -89,13 +89,14 @@ def costs_of(problem: Problem, elements: Mapping[str, float]) -> dict[str, _Cost
 def _size(problem: Problem) -> _Cost:
     """The most bytes that all constants can take: packed weights, and what no choice changes (scales, biases, ...)."""
     # Quantized: then there are scales, which float layers have not.
-    plan = problem.candidates.stitch({layer.name: problem.highest for layer in problem.layers})
+    highest = problem.highest
+    plan = problem.candidates.stitch({layer.name: highest for layer in problem.layers})
     # Quant nodes read float weights; what counts is what the hardware will hold.
     file = write_qdq(problem.model, problem.layers, plan, replace(problem.target, format=Format.QDQ))
     constants = [*problem.constants, *plan.tables.values()]
     written = constant_bytes(store_constants(file, constants)[0] if constants else file)
     layers = problem.each(lambda layer, choice: _weight_bytes(problem, layer, choice))
-    fixed = written - sum(sizes[problem.highest] for sizes in layers.values())
+    fixed = written - sum(sizes[highest] for sizes in layers.values())
     asked = {choice.weight for choices in problem.candidate_precisions.values() for choice in choices}
     widths = {bits for bits in asked if bits < 8 and storage_of(problem.target, bits) is Storage.BIT_PLANES}
     shared = shared_plane_bytes(widths) + (_block_places(problem) if widths else 0)

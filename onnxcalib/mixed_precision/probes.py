@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,24 +14,28 @@ import onnx
 from onnxcalib.algorithms.teacher import Loss, new_loss
 from onnxcalib.data import Dataset, Feed
 from onnxcalib.data.padding import positions_that_count
-from onnxcalib.executors.jobs import Stop
+from onnxcalib.executors.jobs import PerProcess, Stop
 from onnxcalib.mixed_precision.costs import Problem
+from onnxcalib.model.bottlenecks import quantized_bottlenecks
 from onnxcalib.model.layers import Layer
-from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_plain, write_qdq
-from onnxcalib.model.subgraph import after, layer_model, with_outputs
+from onnxcalib.model.subgraph import Cutter, with_outputs
 from onnxcalib.numerics.losses import TEMPERATURE, ModelLoss, Reference, kept_of
 from onnxcalib.numerics.metric import MetricLoss
+from onnxcalib.numerics.output_kind import OutputKind
 from onnxcalib.numerics.positions import Counts
 from onnxcalib.numerics.quant_params import Array
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import Precision
+from onnxcalib.runtime.following import Following
 from onnxcalib.runtime.session import Session, Tensors, samples_in
 from onnxcalib.runtime.threads import ahead
 
 Sums = Sequence[Any]  # what losses gathered
 Run = Callable[[Tensors], Tensors]
+
+BETWEEN = 8  # layers between quantized tensors up to which what follows a layer is opened for it
 
 
 class AbandonedError(Exception):
@@ -50,10 +54,19 @@ class Probed:
 class Captured:
     """The float model's outputs, and the base model's outputs and inner tensors: a file of batches each."""
 
-    reference: Path
-    tensors: Mapping[str, Path]
+    folder: Path
+    tensors: Mapping[str, int]  # numbers of files: every job is sent all of them
     float_seconds: float
     base_seconds: float
+
+    @property
+    def reference(self) -> Path:
+        """Where the float model's outputs are."""
+        return self.folder / "reference.batches"
+
+    def path(self, name: str) -> Path:
+        """Where a tensor is."""
+        return self.folder / f"{self.tensors[name]}.batches"
 
 
 class Batch(NamedTuple):
@@ -77,12 +90,13 @@ class ProbeWork:
     threads: int  # batches that are captured side by side
     chunks: Sequence[Sequence[Layer]]
     reads: Mapping[str, Sequence[str]]  # by layer: the tensors that it and what comes after it are fed
+    kinds: Mapping[str, OutputKind]
     token: str
+    graphs: PerProcess = field(default_factory=PerProcess)  # indices of both models, and what layers share of the base
 
     def new_losses(self) -> tuple[ModelLoss | MetricLoss, ...]:
         """Losses that have seen no batch yet: the loss itself, and a softened one unless that would be the same."""
-        kinds = find_output_kinds(self.problem.model.proto)
-        hard, soft = (new_loss(kinds, self.loss, temperature) for temperature in (1.0, TEMPERATURE))
+        hard, soft = (new_loss(self.kinds, self.loss, temperature) for temperature in (1.0, TEMPERATURE))
         # Where every position has a say, a temperature changes nothing.
         softens = isinstance(hard, ModelLoss) and any(
             kind.is_distribution and not kind.is_of_tokens for kind in hard.kinds.values()
@@ -107,25 +121,36 @@ class ProbeWork:
             )
             return kept, base.run(feed), middle - start, time.perf_counter() - middle
 
-        paths = {name: folder / f"{place}.batches" for place, name in enumerate(shown)}
-        floats, seconds = folder / "reference.batches", [0.0, 0.0]
+        captured, seconds = Captured(folder, {name: place for place, name in enumerate(shown)}, 0.0, 0.0), [0.0, 0.0]
         for reference, tensors, *spent in ahead(run, self.data.batches(self.batch), self.threads):
-            _append(floats, reference)
-            for name, path in paths.items():
-                _append(path, tensors[name])
+            _append(captured.reference, reference)
+            for name in shown:
+                _append(captured.path(name), tensors[name])
             seconds = [total + more for total, more in zip(seconds, spent, strict=True)]
-        return Captured(floats, paths, *seconds)
+        return replace(captured, float_seconds=seconds[0], base_seconds=seconds[1])
 
     def batches(self, captured: Captured, names: Sequence[str]) -> Iterator[Batch]:
         """What the captured files hold of each batch."""
         done, labels = 0, self.data.labels
-        streams = {name: _read(captured.tensors[name]) for name in names if name in captured.tensors}
+        streams = {name: _read(captured.path(name)) for name in names if name in captured.tensors}
         for feed, reference in zip(self.data.batches(self.batch), _read(captured.reference), strict=True):
             samples = samples_in(feed, self.data)
             tensors = {name: next(streams[name]) if name in streams else feed[name] for name in names}
             own = None if labels is None else labels[done : done + samples]
             yield Batch(reference, tensors, own, positions_that_count(feed))
             done += samples
+
+    @property
+    def layers(self) -> Cutter:
+        """Cuts layers out of the float model."""
+        cutter: Cutter = self.graphs.get("layers", lambda: Cutter(self.problem.model.proto))
+        return cutter
+
+    @property
+    def following(self) -> Following:
+        """What follows layers in the base model."""
+        following: Following = self.graphs.get("following", lambda: following_of(self.problem, self.base))
+        return following
 
     @property
     def outputs(self) -> list[str]:
@@ -157,24 +182,30 @@ def probe(work: ProbeWork, name: str | None, captured: Captured, stop: Stop) -> 
 
 def _runs_of(work: ProbeWork, layer: Layer) -> Iterator[tuple[Precision, Run, Sequence[str]]]:
     """By choice of a layer: what computes the outputs, and the tensors that it is fed."""
-    problem, alone = work.problem, layer_model(work.problem.model, layer)
-    rest, fed = after(work.base, layer.activated)
-    following = Session(rest, threads=1) if rest is not None else None
+    problem, reads = work.problem, work.reads[layer.name]
+    alone = replace(problem.model, proto=work.layers.layer(layer))
+    following = work.following.open(layer.activated)
 
     def behind(session: Session) -> Run:
         def run(tensors: Tensors) -> Tensors:
             made = session.run({layer.input: tensors[layer.input]})
-            return made if following is None else made | following.run({**made, **{it: tensors[it] for it in fed}})
+            return made | following({**tensors, **made})
 
         return run
 
     for choice in choices_of(problem, layer):
         if choice.is_float or problem.candidates.layers[layer.name][choice].table is None:
-            yield choice, behind(Session(_layer_at(problem, alone, layer, choice), threads=1)), [layer.input, *fed]
+            yield choice, behind(Session(_layer_at(problem, alone, layer, choice), threads=1)), reads
         else:  # an embedding changes too, and with it the whole network
             choices = {each.name: problem.base for each in problem.layers} | {layer.name: choice}
             whole = write_plain(problem.model, problem.layers, problem.candidates.stitch(choices), problem.target)
             yield choice, Session(whole, threads=1).run, [value.name for value in work.base.graph.input]
+
+
+def following_of(problem: Problem, base: onnx.ModelProto) -> Following:
+    """What follows the layers that are measured, from one quantized tensor to another."""
+    tensors = [layer.activated for layer in problem.layers if choices_of(problem, layer)]
+    return Following(Cutter(base), tensors, BETWEEN, quantized_bottlenecks(base))
 
 
 def _base(work: ProbeWork, captured: Captured) -> Sums:

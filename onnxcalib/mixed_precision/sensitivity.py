@@ -15,17 +15,19 @@ from onnxcalib.data.portable import Portable
 from onnxcalib.executors.chunks import in_chunks
 from onnxcalib.executors.workers import Workers
 from onnxcalib.mixed_precision.costs import Problem, unmeasured
-from onnxcalib.mixed_precision.probes import Probed, ProbeWork, Sums, choices_of, probe
+from onnxcalib.mixed_precision.probes import Probed, ProbeWork, Sums, choices_of, following_of, probe
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.outputs import find_output_kinds
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.qdq import write_plain
 from onnxcalib.model.shapes import typed
-from onnxcalib.model.subgraph import Cutter, with_outputs
+from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.metric import Metric
+from onnxcalib.numerics.output_kind import OutputKind
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint, Progress
 from onnxcalib.recipe import Precision
+from onnxcalib.runtime.following import Following
 from onnxcalib.runtime.memory import buffer_bytes
 from onnxcalib.runtime.session import CAPTURE_BYTES, LARGEST_BATCH, Session, samples_in
 from onnxcalib.runtime.threads import default_workers
@@ -65,8 +67,9 @@ def measure(
     workers: Workers | None = None,
 ) -> Measured:
     """The base model runs once and its tensors are kept; from these each layer and what comes after it is a job."""
-    check_loss(loss, find_output_kinds(problem.model.proto), problem.model, data)
-    work, elements = _work(problem, data, loss)
+    kinds = find_output_kinds(problem.model.proto)
+    check_loss(loss, kinds, problem.model, data)
+    work, elements = _work(problem, data, loss, kinds)
     probed = [layer.name for layer in problem.layers if choices_of(problem, layer)]
     names: list[str | None] = [None, *probed]
     cached = dict(zip(names, checkpoint.found(names), strict=True))
@@ -85,12 +88,14 @@ def measure(
     return _measured(work, found, elements)
 
 
-def _work(problem: Problem, data: Dataset, loss: Loss) -> tuple[ProbeWork, dict[str, float]]:
+def _work(
+    problem: Problem, data: Dataset, loss: Loss, kinds: Mapping[str, OutputKind]
+) -> tuple[ProbeWork, dict[str, float]]:
     """What the jobs share, and the elements that a sample has of each tensor that layers read."""
     plan = problem.candidates.stitch({layer.name: problem.base for layer in problem.layers})
     base = typed(write_plain(problem.model, problem.layers, plan, problem.target))
-    cutter = Cutter(base)
-    reads = {layer.name: (layer.input, *_fed(problem, cutter, layer)) for layer in problem.layers}
+    following = following_of(problem, base)
+    reads = {layer.name: (layer.input, *_fed(problem, following, layer)) for layer in problem.layers}
     inputs = {value.name for value in base.graph.input}
     outputs = [value.name for value in base.graph.output]
     names = dict.fromkeys([*outputs, *(name for each in reads.values() for name in each)])
@@ -104,11 +109,11 @@ def _work(problem: Problem, data: Dataset, loss: Loss) -> tuple[ProbeWork, dict[
     chunks = tuple(_chunks(problem.layers, reads, sizes, DISK_BYTES / 2 / len(data)))
     elements = {layer.input: {**feed, **shown}[layer.input].size / samples for layer in problem.layers}
     own = Portable(data, batch)
-    return ProbeWork(problem, base, loss, own, batch, threads, chunks, reads, uuid.uuid4().hex), elements
+    return ProbeWork(problem, base, loss, own, batch, threads, chunks, reads, kinds, uuid.uuid4().hex), elements
 
 
-def _fed(problem: Problem, base: Cutter, layer: Layer) -> tuple[str, ...]:
-    return base.fed_after(layer.activated) if choices_of(problem, layer) else ()
+def _fed(problem: Problem, following: Following, layer: Layer) -> tuple[str, ...]:
+    return following.fed(layer.activated) if choices_of(problem, layer) else ()
 
 
 def _chunks(

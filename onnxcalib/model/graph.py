@@ -54,10 +54,10 @@ class GraphIndex:
         readers = self.readers.get(name, [])
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 
-    def downstream(self, tensors: Iterable[str]) -> tuple[set[str], set[str]]:
-        """The tensors and all that depend on them, and the names of the nodes that make these."""
+    def downstream(self, tensors: Iterable[str], places: range | None = None) -> tuple[set[str], set[str]]:
+        """The tensors and all that depend on them, and the names of the nodes that make these; of some places alone."""
         reached, nodes = set(tensors), set()
-        for node, names in self.reading:
+        for node, names in self.reading if places is None else self.reading[places.start : places.stop]:
             if not reached.isdisjoint(names):
                 nodes.add(node.name)
                 reached.update(node.output)

@@ -9,7 +9,7 @@ import onnx
 
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.shapes import typed
-from onnxcalib.model.subgraph import model_of
+from onnxcalib.model.subgraph import Source
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Pieces:
 
     def __init__(self, model: onnx.ModelProto, wanted: Collection[str]) -> None:
         self._model = typed(model)
-        self._index = GraphIndex(self._model.graph)
+        self._index, self._source = GraphIndex(self._model.graph), Source(self._model)
         self._reads = {node.name: tuple(GraphIndex.reads(node)) for node in self._model.graph.node}
         # Constants that nodes compute are computed wherever they are read.
         self._varying, self._varying_nodes = self._index.downstream(self._index.inputs)
@@ -47,7 +47,7 @@ class Pieces:
         reads = tuple(name for name in read if name in self._varying)
         later = self._read_by(self._left - nodes) | self._wanted
         makes = tuple(name for node in listed for name in node.output if name == tensor or name in later)
-        return Piece(model_of(self._model, listed, reads, makes), nodes, reads, makes)
+        return Piece(self._source.part(listed, reads, makes), nodes, reads, makes)
 
     def finish(self, piece: Piece) -> set[str]:
         """Takes a piece as run; gives the tensors that later ones read."""

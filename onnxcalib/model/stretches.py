@@ -12,7 +12,7 @@ import onnx
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.shapes import inferred
-from onnxcalib.model.subgraph import model_of
+from onnxcalib.model.subgraph import Source
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,10 @@ class Stretches:
         if len(self) == 1:
             yield self._parts[0], self._model
             return
+        source = Source(self._model)
         for part in self._parts:
             nodes = [self._model.graph.node[place] for place in part.nodes]
-            model = model_of(self._model, nodes, part.reads, (*part.makes, *part.ends))
+            model = source.part(nodes, part.reads, (*part.makes, *part.ends))
             for value in (*model.graph.input, *model.graph.output):
                 if not value.type.tensor_type.shape.dim:  # inputs of the model keep the sizes that they declare
                     value.type.tensor_type.elem_type = self._types.get(value.name, onnx.TensorProto.FLOAT)

@@ -42,6 +42,7 @@ from onnxcalib.pipeline.stages import sensitivities
 from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import Precision
+from onnxcalib.runtime import following as following_room
 from onnxcalib.runtime.session import LARGEST_BATCH, Session, Tensors
 from onnxcalib.targets import Storage
 
@@ -229,7 +230,8 @@ def test_sessions_are_reused_and_the_base_model_runs_once_a_batch(monkeypatch: p
     job = job_for(model, "w4a4,w4a8,w8a8", "ort", feed_for(model, 120))
     candidates = candidates_of(job)
     Counted.made = []
-    monkeypatch.setattr(probes_room, "Session", Counted)
+    for room in (probes_room, following_room):
+        monkeypatch.setattr(room, "Session", Counted)
     table = sensitivities(job, candidates).table
     batches = -(-120 // LARGEST_BATCH)
     # Five layers: one session a layer and choice, and one for what follows the layer, but nothing follows the last.
@@ -239,6 +241,18 @@ def test_sessions_are_reused_and_the_base_model_runs_once_a_batch(monkeypatch: p
     assert teacher.runs == batches
     assert base.runs == batches
     assert sorted(session.runs for session in probes) == [batches] * 10 + [2 * batches] * 4
+
+
+@pytest.mark.parametrize("target", ["ort", "paper"])
+@pytest.mark.parametrize("builder", [conv_net, two_heads, shown_inside, transformer_block, branches])
+def test_borders_change_no_bit(monkeypatch: pytest.MonkeyPatch, builder, target: str) -> None:
+    model, found = builder(), []
+    job = job_for(model, "w4a5,w8a8", target, feed_for(model, SAMPLES))
+    candidates = candidates_of(job)
+    for least in (1, 99):
+        monkeypatch.setattr(probes_room, "BETWEEN", least)
+        found.append(sensitivities(job, candidates).table)
+    assert found[0] == found[1]
 
 
 def test_only_what_depends_on_a_layer_runs_again() -> None:

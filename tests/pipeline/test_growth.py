@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from jobs import job_on
 
 from models import build, norm_of, normal, run
 from onnxcalib import Pipeline, Recipe, quantize
 from onnxcalib.algorithms import rounding
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.prepare import prepare
+from onnxcalib.pipeline.stages import sensitivities
+from onnxcalib.pipeline.sweep import candidates_of
 from onnxcalib.runtime import session
+
+NODES = 5  # a layer's in the base model: two quantizers of two nodes each, and more
 
 
 def chain(layers: int) -> onnx.ModelProto:
@@ -74,6 +79,42 @@ def test_sessions_and_walks_do_not_grow_with_layers(monkeypatch: pytest.MonkeyPa
     # A round of tuning measures, and tries two corrections.
     assert many - few <= 3 * max(often - once, 0)
     assert long - short <= 6 * max(often - once, 0)
+
+
+def test_what_a_layer_takes_of_graphs_does_not_grow_with_layers_that_are_mixed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each layer has sessions of its own; what is indexed and opened for it must not be all that follows."""
+    found = {}
+    for layers in (40, 80):
+        job = job_on(chain(layers), {"x": normal(8, 4, 2, 2)}, "w4a8,w8a8", compression=2.0)
+        candidates = candidates_of(job)
+        with monkeypatch.context() as patch:
+            seen = nodes_seen(patch)
+            assert sensitivities(job, candidates).probes == layers
+        found[layers] = seen
+    more = {what: (found[80][what] - found[40][what]) / 40 for what in found[40]}
+    # What follows a layer is opened up to a border, of which the next is less than sixteen layers away.
+    assert 0 < more["opened"] < 20 * NODES
+    assert 0 < more["indexed"] < 30 * NODES
+
+
+def nodes_seen(patch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the nodes of graphs that are indexed, and of models that are opened."""
+    seen: Counter[str] = Counter()
+    indexed, opened = GraphIndex.__init__, session.Session.__init__
+
+    def index(self: GraphIndex, graph: onnx.GraphProto) -> None:
+        seen["indexed"] += len(graph.node)
+        indexed(self, graph)
+
+    def open_it(self: session.Session, model: onnx.ModelProto, *given: Any, **named: Any) -> None:
+        seen["opened"] += len(model.graph.node)
+        opened(self, model, *given, **named)
+
+    patch.setattr(GraphIndex, "__init__", index)
+    patch.setattr(session.Session, "__init__", open_it)
+    return seen
 
 
 def test_a_weight_is_searched_once_for_each_estimator_however_many_layers_share_it(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from onnxcalib.model.bottlenecks import bottlenecks
@@ -17,17 +17,23 @@ LAYERS = 16  # between borders at least: to open what follows a layer takes long
 class Following:
     """Borders are tensors through which everything passes; where there are none, all that follows a layer is opened."""
 
-    def __init__(self, model: Cutter, layers: Iterable[str], least: int = LAYERS) -> None:
-        """Requires the tensors after which models are to be opened."""
+    def __init__(
+        self, model: Cutter, layers: Iterable[str], least: int = LAYERS, borders: Sequence[str] | None = None
+    ) -> None:
+        """Requires the tensors after which models are to be opened; borders are chosen of those given, or of all."""
         self._model, self._lock = model, threading.Lock()
-        self._places = {name: place for place, (node, _) in enumerate(model.index.reading) for name in node.output}
-        self._borders = self._chosen([self._places[name] for name in layers], least)
+        found = bottlenecks(model.model.graph) if borders is None else borders
+        self._borders = self._chosen(sorted(map(model.place, layers)), found, least)
+        self._places = [model.place(name) for name in self._borders]
         self._spans: list[Session | None] = [None] * len(self._borders)  # what lies between a border and the next one
+
+    def fed(self, tensor: str) -> tuple[str, ...]:
+        """The other tensors that what depends on a tensor must be fed: none is read after the next border."""
+        return self._model.fed_after(tensor, self._until(tensor))
 
     def open(self, tensor: str) -> Callable[[Tensors], Tensors]:
         """Makes outputs, those that depend on a tensor, of that tensor and what else is read after it."""
-        first = bisect_right([self._places[name] for name in self._borders], self._places[tensor])
-        near = self._opened(tensor, (*self._borders, None)[first])
+        first, near = self._first(tensor), self._opened(tensor, self._until(tensor))
 
         def run(feed: Tensors) -> Tensors:
             made = {} if near is None else near.run({name: feed[name] for name in near.inputs})
@@ -38,11 +44,17 @@ class Following:
 
         return run
 
-    def _chosen(self, layers: list[int], least: int) -> list[str]:
-        """Of all bottlenecks those with so many layers since the last one, and as many after them."""
+    def _first(self, tensor: str) -> int:
+        return bisect_right(self._places, self._model.place(tensor))
+
+    def _until(self, tensor: str) -> str | None:
+        return (*self._borders, None)[self._first(tensor)]
+
+    def _chosen(self, layers: list[int], found: Iterable[str], least: int) -> list[str]:
+        """Of all borders those with so many layers since the last one, and as many after them."""
         chosen, done = list[str](), 0
-        for name in bottlenecks(self._model.model.graph):
-            before = bisect_right(sorted(layers), self._places[name])
+        for name in found:
+            before = bisect_right(layers, self._model.place(name))
             if before - done >= least and len(layers) - before >= least:
                 chosen.append(name)
                 done = before

@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from models import build, feed_for, normal, run
-from onnxcalib.analysis.following import Following
 from onnxcalib.model.subgraph import Cutter, with_outputs
+from onnxcalib.runtime.following import Following
 
 
 def two_outputs() -> onnx.ModelProto:
