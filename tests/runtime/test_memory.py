@@ -56,7 +56,7 @@ def test_a_large_buffer_shrinks_where_little_is_allowed() -> None:
         assert buffer_bytes(2**20) == 2**20
 
 
-@pytest.mark.parametrize("recipe", [Recipe(), Recipe("light", bits="w4a8")])
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe("light", bits="w4a8"), Recipe("advanced", "w4a4", steps=1)])
 def test_the_file_is_the_same_and_too_little_is_told(recipe: Recipe) -> None:
     model, data, heard = conv_net(), feed_for(conv_net(), 48), Heard()
     assert np.ones(40 * 2**20).all()  # 320 MB: this process has taken more than is allowed
