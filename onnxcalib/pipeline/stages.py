@@ -257,7 +257,8 @@ def _trained_end_to_end(job: Job, trained: Trained, checkpoint: Checkpoint) -> N
     if trained.solved and trained.plan.reads_floats:
         found = _through_network(job, trained.further, scales_schedule(job.recipe.training.steps), checkpoint)
         return replace(found, plan=final_scales(job, found.plan))
-    early, late = schedules_for(job.recipe.training.steps, solved=trained.solved or trained.generalizes)
+    samples = len(train_validation_split(job.data)[0])
+    early, late = schedules_for(job.recipe.training.steps, samples, solved=trained.solved or trained.generalizes)
     found = _through_network(job, trained.further, early, checkpoint)
     if found.skip_reason is not None:
         return found

@@ -12,7 +12,7 @@ from end_to_end_training import QUICK_END_TO_END, TARGETS, held_out_loss, job_fo
 from jobs import plan_of
 
 from models import branches, conv_net, run, transformer_block
-from onnxcalib.algorithms.reconstruction.end_to_end import END_TO_END, NetworkTraining, Schedule
+from onnxcalib.algorithms.reconstruction.end_to_end import END_TO_END, NetworkTraining, Schedule, schedules_for
 from onnxcalib.model.model_loss import bias_name
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.quant_params import quantize
@@ -106,3 +106,15 @@ def test_scales_that_are_powers_of_two_stay() -> None:
     assert found.plan.inputs is plan.inputs
     for name, params in plan.layers.items():
         np.testing.assert_array_equal(found.plan.layers[name].qparams.scale, params.qparams.scale)
+
+
+@pytest.mark.parametrize(
+    ("steps", "samples", "wanted"),
+    [(None, 8, 1600), (None, 384, 1600), (None, 600, 2400), (None, 872, 3200), (None, 10**5, 3200), (50, 872, 800)],
+)
+def test_more_samples_are_trained_on_for_longer_unless_steps_are_asked_for(
+    steps: int | None, samples: int, wanted: int
+) -> None:
+    early, late = schedules_for(steps, samples, solved=False)
+    assert (early.steps, late.steps) == (wanted * 3 // 4, wanted // 4)
+    assert (early.after, late.before) == (late.steps, early.steps)
