@@ -37,11 +37,6 @@ def layer_model(model: Model, layer: Layer) -> Model:
     return replace(model, proto=Cutter(model.proto).layer(layer))
 
 
-def after(model: onnx.ModelProto, tensor: str) -> tuple[onnx.ModelProto | None, tuple[str, ...]]:
-    """What depends on a tensor, as a model, and the other tensors that it must be fed; None where nothing does."""
-    return Cutter(model).after(tensor)
-
-
 @dataclass(frozen=True)
 class Part:
     """Some nodes of a model: what makes the named tensors out of those that it is fed."""

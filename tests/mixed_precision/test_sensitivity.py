@@ -34,7 +34,7 @@ from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.qdq import write_qdq
 from onnxcalib.model.shapes import typed
-from onnxcalib.model.subgraph import after, with_outputs
+from onnxcalib.model.subgraph import Cutter, with_outputs
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.numerics.output_kind import LossKind
 from onnxcalib.pipeline.job import Job
@@ -264,7 +264,7 @@ def test_only_what_depends_on_a_layer_runs_again() -> None:
     )
     sizes = []
     for layer in job.layers[:-1]:
-        rest, fed = after(base, layer.activated)
+        rest, fed = Cutter(base).after(layer.activated)
         assert rest is not None
         sizes.append(len(rest.graph.node))
         captured = run(with_outputs(base, ["y", *dict.fromkeys([layer.activated, *fed])]), data)
@@ -273,7 +273,7 @@ def test_only_what_depends_on_a_layer_runs_again() -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(sizes)
     assert sizes[0] < len(base.graph.node)
-    assert after(base, job.layers[-1].activated) == (None, ())
+    assert Cutter(base).after(job.layers[-1].activated) == (None, ())
 
 
 def random_assignment(table: SensitivityTable, rng: np.random.Generator) -> dict[str, Precision]:

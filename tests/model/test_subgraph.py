@@ -24,7 +24,7 @@ from models import (
 from onnxcalib.model.layers import Layer, find_layers
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.read import read_prepared
-from onnxcalib.model.subgraph import after, layer_model, with_outputs
+from onnxcalib.model.subgraph import Cutter, layer_model, with_outputs
 from onnxcalib.pipeline.job import start
 from onnxcalib.pipeline.pipelines import quantize
 from onnxcalib.recipe import Precision, RangeMethod, Recipe
@@ -113,7 +113,7 @@ def test_what_follows_a_tensor_makes_the_same_outputs(builder) -> None:
     data = feed_for(model, 6)
     outputs = run(model, data)
     for ready, layer in layers_of(model):
-        rest, fed = after(ready.proto, layer.activated)
+        rest, fed = Cutter(ready.proto).after(layer.activated)
         if rest is None:
             assert layer.activated in outputs
             continue
@@ -128,7 +128,7 @@ def test_a_changed_tensor_changes_the_outputs_as_inside() -> None:
     """Doubling a tensor after the fact is what a model with a Mul there does."""
     model = conv_net()
     data, ready = feed_for(model, 6), prepared(model)
-    rest, fed = after(ready.proto, "b3")
+    rest, fed = Cutter(ready.proto).after("b3")
     assert rest is not None
     assert fed == ("r1",)  # the other operand of the residual Add
     tensors = captured(ready.proto, data, ["b3", "r1"])
@@ -140,7 +140,7 @@ def test_a_changed_tensor_changes_the_outputs_as_inside() -> None:
 
 
 def test_nothing_follows_an_output() -> None:
-    assert after(prepared(conv_net()).proto, "y") == (None, ())
+    assert Cutter(prepared(conv_net()).proto).after("y") == (None, ())
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -150,7 +150,7 @@ def test_side_inputs_bring_their_whole_quantizer_and_no_activation(bits: int) ->
     data = feed_for(model, 8)
     recipe = Recipe(bits=(Precision(8, bits),), ranges=RangeMethod.MINMAX)
     written = start(model, data, recipe).jobs[0].write(quantize(model, data, recipe).plan)
-    rest, fed = after(written, "b3")
+    rest, fed = Cutter(written).after("b3")
     assert rest is not None
     assert fed == ("r1",)
     makers = {name: node for node in rest.graph.node for name in node.output}

@@ -15,7 +15,7 @@ from onnxcalib.data import Dataset, open_data
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
-from onnxcalib.model.subgraph import after, with_outputs
+from onnxcalib.model.subgraph import Cutter, with_outputs
 from onnxcalib.numerics.quant_params import QuantScheme, fake_quantize, make_qparams
 from onnxcalib.targets import find_target
 
@@ -134,7 +134,7 @@ def test_known_tensors_are_read_from_their_files(samples: int, tmp_path: Path) -
     values = np.abs(normal(samples, 8, 8, 8, seed=9))
     known = DiskActivations(tmp_path / "known")
     known.append(values, samples)
-    rest, others = after(model.proto, "r1")
+    rest, others = Cutter(model.proto).after("r1")
     assert others == ()
     found = capture(model.proto, ["y", "x"], data, tmp_path, {}, {"r1": known})
     assert found.keys() == {"x", "y"}
