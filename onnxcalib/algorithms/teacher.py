@@ -63,10 +63,16 @@ def check_loss(kind: Loss, kinds: Mapping[str, OutputKind], model: Model, data: 
 
 @dataclass(frozen=True)
 class Distance:
-    """The loss of a quantized model, and the signal to noise of each of its outputs."""
+    """The loss of a quantized model, and the power of each of its outputs and of their noise."""
 
     loss: float
-    sqnr_db: Mapping[str, float]
+    signal: Mapping[str, float]
+    noise: Mapping[str, float]
+
+    @property
+    def sqnr_db(self) -> dict[str, float]:
+        """The signal to noise of each output."""
+        return {name: sqnr_db(power, self.noise[name]) for name, power in self.signal.items()}
 
 
 class Teacher:
@@ -126,14 +132,18 @@ class Teacher:
 
     def distance_of(self, model: onnx.ModelProto) -> Distance:
         """How far a quantized model is from the float one."""
+        return self.distance_by(self._session(model).run)
+
+    def distance_by(self, run: Callable[[Feed], Tensors]) -> Distance:
+        """How far whatever makes outputs of feeds is from the float model."""
         loss = new_loss(self.kinds, self.kind, self.temperature)
         signal, noise = dict.fromkeys(self.kinds, 0.0), dict.fromkeys(self.kinds, 0.0)
-        for batch in self._batches(self._session(model).run):
+        for batch in self._batches(run):
             loss.update(batch.reference, batch.outputs, batch.labels, batch.counts)
             for name, output_kind in self.kinds.items():
                 powers = batch.powers(name, probabilities=output_kind.is_of_probabilities)
                 signal[name], noise[name] = signal[name] + powers[0], noise[name] + powers[1]
-        return Distance(loss.value, {name: sqnr_db(signal[name], noise[name]) for name in self.kinds})
+        return Distance(loss.value, signal, noise)
 
     def _session(self, model: onnx.ModelProto) -> Session:
         return Session(model, "the quantized model", threads=self.threads)

@@ -7,7 +7,7 @@ from onnxcalib.data.containers import Transform, transformed
 from onnxcalib.data.opening import data_files, open_data
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.spec import Dataset, Feed, InputSpec
-from onnxcalib.data.split import first, first_with, place_of, shuffled, split, train_validation_split, why_not_parted
+from onnxcalib.data.split import first, place_of, shuffled, split, strata, train_validation_split, why_not_parted
 
 __all__ = [
     "Dataset",
@@ -18,11 +18,11 @@ __all__ = [
     "are_classes",
     "data_files",
     "first",
-    "first_with",
     "open_data",
     "place_of",
     "shuffled",
     "split",
+    "strata",
     "train_validation_split",
     "transformed",
     "why_not_parted",

@@ -41,16 +41,21 @@ def first(dataset: Dataset, n: int) -> Dataset:
     return pieces.part(0, _enough(pieces.sizes(), n))
 
 
-def first_with(dataset: Dataset, n: int, samples: Sequence[int]) -> Dataset:
-    """The first n samples, of which some make room for these where they are not among them."""
+def strata(dataset: Dataset, n: int, samples: Sequence[int]) -> tuple[Dataset, ...]:
+    """Some n samples in two parts: at most half are of those asked for, and the first ones of what that leaves.
+
+    All in one part where there are no more than n.
+    """
     if n >= len(dataset):
-        return dataset
+        return (dataset,)
     pieces = pieces_of(dataset)
     sizes = pieces.sizes()
-    ends, most = list(accumulate(sizes)), _enough(sizes, n)
-    wanted = dict.fromkeys(bisect_right(ends, sample) for sample in samples)
-    kept = dict.fromkeys([*list(wanted)[:most], *range(most)])
-    return pieces.chosen(sorted(list(kept)[:most]))
+    ends = list(accumulate(sizes))
+    wanted = list(dict.fromkeys(bisect_right(ends, sample) for sample in samples))
+    wanted = wanted[: _enough([sizes[each] for each in wanted], n // 2)]
+    others = [each for each in range(len(sizes)) if each not in set(wanted)]
+    others = others[: _enough([sizes[each] for each in others], n - sum(sizes[each] for each in wanted))]
+    return tuple(pieces.chosen(sorted(part)) for part in (wanted, others) if part)
 
 
 def split(dataset: Dataset, held_out: int) -> tuple[Dataset, Dataset]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from onnxcalib.algorithms.calibration import Statistics
 from onnxcalib.algorithms.rounding import CandidatePrecisions, Ranges, Rounding
 from onnxcalib.algorithms.teacher import Distance, Teacher
-from onnxcalib.data import first_with
+from onnxcalib.data import Dataset, strata
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline.job import Job
 from onnxcalib.plan import Candidates
 from onnxcalib.recipe import MAX_BITS, RangeMethod
+from onnxcalib.runtime.session import Session
 
 SAMPLES = 128
 MARGIN = 0.9  # of the loss with mse, which others must stay below
@@ -39,15 +42,30 @@ def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -
     lowest = {
         name: choices[0] if len(choices) == 1 else min(job.recipe.quantized) for name, choices in precisions.items()
     }
-    # Samples that reach furthest are among them: what is cut off of these breaks an output first.
-    judging = first_with(job.data, SAMPLES, statistics.extreme_samples)
-    teacher = Teacher(job.model, judging, job.float_loss, TEMPERATURE)
+    parts = strata(job.data, SAMPLES, statistics.extreme_samples)
+    teachers = [Teacher(job.model, part, job.float_loss, TEMPERATURE) for part in parts]
     tried = (MSE, MINMAX) if job.recipe.weight_only else TRIED
     distances = {}
     for done, estimators in enumerate(tried, 1):
-        distances[estimators] = teacher.distance_of(job.simulate(at(estimators).stitch(lowest)))
+        session = Session(job.simulate(at(estimators).stitch(lowest)), "the quantized model")
+        distances[estimators] = _of_all([teacher.distance_by(session.run) for teacher in teachers], parts, job.data)
         job.progress("ranges", done, len(tried))
     return at(select(distances))
+
+
+def _of_all(found: Sequence[Distance], parts: Sequence[Dataset], data: Dataset) -> Distance:
+    """The distance on all samples, from the few that reach furthest and some that stand for all others.
+
+    What is cut off of the first breaks an output before anything else does; taken for all, they would forbid every cut.
+    """
+    shares = [1.0] if len(parts) == 1 else [len(parts[0]) / len(data), 1 - len(parts[0]) / len(data)]
+    weights = [share / len(part) for share, part in zip(shares, parts, strict=True)]
+
+    def mean(powers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        return {name: float(np.dot(weights, [each[name] for each in powers])) for name in powers[0]}
+
+    loss = float(np.dot(shares, [each.loss for each in found]))
+    return Distance(loss, mean([each.signal for each in found]), mean([each.noise for each in found]))
 
 
 def select(distances: Mapping[Estimators, Distance]) -> Estimators:

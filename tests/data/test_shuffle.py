@@ -23,10 +23,10 @@ from onnxcalib.data import (
     InputSpec,
     Preprocess,
     first,
-    first_with,
     open_data,
     shuffled,
     split,
+    strata,
     train_validation_split,
 )
 from onnxcalib.data.augmentation import augmented, endless
@@ -170,14 +170,26 @@ def test_any_part_of_sorted_data_has_all_classes(kind: Kind, seed: int, tmp_path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_that_are_asked_for_are_among_the_first(kind: Kind, tmp_path: Path) -> None:
+def test_samples_that_are_asked_for_are_a_part_of_their_own(kind: Kind, tmp_path: Path) -> None:
     data = shuffled(kind(tmp_path), 0)
     order = numbers(data)
-    part = first_with(data, 10, [COUNT - 1, 2, COUNT - 3])
-    assert numbers(part) == [*order[:8], order[COUNT - 3], order[COUNT - 1]]
-    if part.labels is not None:
-        assert part.labels.tolist() == SORTED[numbers(part)].tolist()
-    assert first_with(data, COUNT, [3]) is data
+    asked, others = strata(data, 10, [COUNT - 1, 2, COUNT - 3])
+    assert numbers(asked) == [order[2], order[COUNT - 3], order[COUNT - 1]]
+    assert numbers(others) == [*order[:2], *order[3:8]]
+    for part in (asked, others):
+        if part.labels is not None:
+            assert part.labels.tolist() == SORTED[numbers(part)].tolist()
+    assert strata(data, COUNT, [3]) == (data,)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_that_are_asked_for_take_half_of_the_room_at_most(kind: Kind, tmp_path: Path) -> None:
+    data = shuffled(kind(tmp_path), 0)
+    order = numbers(data)
+    asked, others = strata(data, 6, range(COUNT - 1, COUNT - 6, -1))
+    assert numbers(asked) == order[COUNT - 3 :]
+    assert numbers(others) == order[:3]
+    assert [numbers(part) for part in strata(data, 6, [])] == [order[:6]]
 
 
 @given(

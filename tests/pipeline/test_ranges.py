@@ -27,7 +27,11 @@ AVERAGED, PERCENTILE = TRIED[1:3]
 def distances(
     losses: tuple[float, ...], noise: tuple[float, ...] = (30.0,) * 4
 ) -> dict[tuple[RangeMethod, ...], Distance]:
-    return {each: Distance(loss, {"y": db}) for each, loss, db in zip(TRIED, losses, noise, strict=True)}
+    return {each: distance(loss, y=db) for each, loss, db in zip(TRIED, losses, noise, strict=True)}
+
+
+def distance(loss: float, **db: float) -> Distance:
+    return Distance(loss, dict.fromkeys(db, 1.0), {name: 10 ** (-ratio / 10) for name, ratio in db.items()})
 
 
 def test_others_must_be_clearly_better_than_mse() -> None:
@@ -39,8 +43,8 @@ def test_others_must_be_clearly_better_than_mse() -> None:
 def test_no_output_may_be_clearly_noisier_than_with_minmax() -> None:
     assert select(distances((0.1, 0.05, 0.5, 1.0), (28.0, 28.0, 29.8, 30.0))) == PERCENTILE
     assert select(distances((0.1, 0.05, 0.5, 1.0), (28.0, 28.0, 28.0, 30.0))) == MINMAX
-    both = {each: Distance(0.1, {"y": 40.0, "z": 30.0}) for each in TRIED}
-    both[MSE] = Distance(0.01, {"y": 50.0, "z": 20.0})
+    both = {each: distance(0.1, y=40.0, z=30.0) for each in TRIED}
+    both[MSE] = distance(0.01, y=50.0, z=20.0)
     assert select(both) != MSE
 
 
