@@ -127,9 +127,12 @@ def connect(scheduler: str | Path) -> DaskWorkers:
     if is_file and not Path(scheduler).is_file():
         raise WorkerError(f"there is no scheduler file {scheduler}.", "Start the scheduler, or check the path.")
     where = {"scheduler_file": str(scheduler)} if is_file else {"address": str(scheduler)}
+    client: Any = Client.__new__(Client)
     try:
-        client = Client(**where, timeout=PATIENCE, set_as_default=False)
+        client.__init__(**where, timeout=PATIENCE, set_as_default=False)
     except Exception as error:  # no route, no answer, no such name, no JSON: each is raised in its own way
+        with contextlib.suppress(Exception):
+            client.close(timeout=2)  # left to the garbage collector, it might wait for a lock that its thread holds
         hint = "Check that it runs and that this machine can reach it."
         raise WorkerError(f"the Dask scheduler {scheduler} does not answer: {first_line(error)}.", hint) from error
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -94,6 +95,19 @@ def test_a_scheduler_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "odd.json").write_text("{")
     with refused(WorkerError, "odd.json"):
         find_workers(scheduler=tmp_path / "odd.json")
+
+
+def test_a_client_that_fails_is_not_left_to_the_garbage_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed by it while a thread starts another loop, both would wait for each other forever."""
+    monkeypatch.setattr(dask, "PATIENCE", 1)
+    (tmp_path / "odd.json").write_text("{")
+    with pytest.raises(WorkerError) as caught:
+        find_workers(scheduler=tmp_path / "odd.json")
+    clients = [each for each in gc.get_objects() if isinstance(each, distributed.Client)]
+    assert caught.value
+    assert {each.status for each in clients} <= {"closed", "running"}
 
 
 def test_a_scheduler_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
