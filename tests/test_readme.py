@@ -71,7 +71,9 @@ def test_what_the_demo_does_improves_on_rounding(checkout: Path) -> None:
         quantize(model, calibration, short, output=checkout / f"{name}.onnx")
     rows = evaluate([checkout / f"{name}.onnx" for name in RECIPES], test, model)
     eight, plain, light, advanced, mixed = (row.distillation_loss for row in rows)
-    assert eight < mixed < advanced <= light < 0.8 * plain  # few steps on few samples may train nothing that is kept
+    # Few steps on few samples may train nothing that is kept, or change no more than chance.
+    assert eight < mixed < min(advanced, light)
+    assert max(advanced, light) < 0.8 * plain
     assert rows[0].agreement > 98
 
 

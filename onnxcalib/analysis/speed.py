@@ -74,7 +74,7 @@ def _slow_patterns(layers: Sequence[QuantizedLayer]) -> list[str]:
         "depthwise: little to compute for each byte, so integers gain less": lambda it: it.depthwise,
         "weights are unsigned, which is slower than float on some versions": lambda it: not it.weight.signed,
         "weight zero points are not 0: slow, or refused, in convolutions": lambda it: (
-            it.weight.signed and bool(it.weight.zero_point.any())
+            it.weight.signed and not it.shifted and bool(it.weight.zero_point.any())
         ),
         "only weights are quantized: it computes in float": lambda it: it.activation_bits == FLOAT_BITS,
         "activations of 16 bits: it computes in float": lambda it: it.input is not None and it.input.bits > MAX_BITS,

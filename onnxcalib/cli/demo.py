@@ -31,7 +31,7 @@ RECIPES = {
     "mixed_advanced": Recipe(
         Pipeline.ADVANCED,
         bits="w4a4,w8a8",
-        mixed_precision=MixedPrecisionOptions(compression=0.18),
+        mixed_precision=MixedPrecisionOptions(compression=0.2),
         training=TRAINING,
         rounding="nearest",
     ),

@@ -66,6 +66,7 @@ def constraints(target: Target) -> list[tuple[str, str]]:
         ("activations.narrow", target.narrow if len(target.activation_bits) > 1 else "none"),
         ("weights.type", f"{TYPE[target.signed_weights]}, {SYMMETRY[target.symmetric_weights]}, {channels}"),
         ("weights.bits", widths(target.weight_bits)),
+        ("weights.shifted_bits", widths(target.shifted_bits) if target.shifted_bits else "none"),
         ("weights.storage", target.storage),
         ("weights.weight_only_bits", _weights_alone(target)),
         ("weights.constants", target.constants),

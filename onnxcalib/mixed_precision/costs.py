@@ -110,6 +110,8 @@ def _weight_bytes(problem: Problem, layer: Layer, choice: Precision) -> int:
         own = 4 * math.prod(shape)
     else:
         own = stored_bytes(shape, choice.weight, storage_of(problem.target, choice.weight))
+        if problem.target.shifts(choice.weight):
+            own += choices[choice].qparams.zero_point.size  # what takes them off the codes
     table = next((params.table for params in choices.values() if params.table is not None), None)
     if table is None:
         return own

@@ -238,8 +238,9 @@ class _Writer:
         result = node.outputs[0]
         node.op, node.attrs = "MatMulInteger", {}
         node.inputs = [read, self.quantizers.codes(weight, qparams, name), zero]
-        if qparams.zero_point.any():
-            node.inputs.append(self.build.constant(f"{name}_zero", qparams.zero_point.astype(qparams.dtype)))
+        zero_point = self.quantizers.stored_qparams(qparams).zero_point
+        if zero_point.any():
+            node.inputs.append(self.build.constant(f"{name}_zero", zero_point.astype(qparams.dtype)))
         node.outputs = [gs.Variable(self.build.fresh(f"{layer.name}_sums"))]
         sums = self.build.node("Cast", node.outputs, f"{layer.name}_cast", to=FLOAT_TYPE)
         steps = self.build.constant(f"{name}_scale", qparams.scale.astype(np.float32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from onnxcalib.model.io import copied
 from onnxcalib.model.layers import why_float
 from onnxcalib.model.placement import ABSORBED_OPS, SAME_QPARAMS_OPS
 from onnxcalib.model.prepare import name_nodes, real_inputs_only
-from onnxcalib.model.storage import UNPACKING_OPS
+from onnxcalib.model.storage import UNPACKING_OPS, shift_of
 from onnxcalib.numerics.dynamic import BITS as DYNAMIC_BITS
 from onnxcalib.numerics.quant_params import QuantParams
 from onnxcalib.recipe import FLOAT_BITS
@@ -35,7 +35,7 @@ LEFT_OUT = "it could be quantized, but was left out: by --exclude or --include, 
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A layer whose weight is stored as quantized values."""
+    """A layer whose weight is stored as quantized values; zero points that were taken off these are back on."""
 
     name: str
     op: str
@@ -46,6 +46,7 @@ class QuantizedLayer:
     stored: int  # bytes that the quantized values take in the file
     depthwise: bool
     dynamic: bool = False  # it reads a grid of eight bits that is found at run time
+    shifted: bool = False  # the stored values have no zero points
 
     @property
     def activation_bits(self) -> int:
@@ -85,9 +86,9 @@ def _read(model: onnx.ModelProto) -> QuantizedFile:
     whole = GraphIndex(proto.graph)
     as_dequantizers(proto.graph, lambda name: any(True for _ in _behind(whole, name)))
     as_float_layers(proto.graph)
-    stored = {
-        node.output[0]: _stored_bytes(whole, node) for node in proto.graph.node if node.op_type == "DequantizeLinear"
-    }
+    weights = [node for node in proto.graph.node if node.op_type == "DequantizeLinear"]
+    stored = {node.output[0]: _stored_bytes(whole, node) for node in weights}
+    shifts = {node.output[0]: shift_of(whole, node.input[0]) for node in weights}
     fold_constants(proto, (*LAYOUT_OPS, *UNPACKING_OPS))
     index = GraphIndex(proto.graph)
     layers, floats = [], []
@@ -99,25 +100,33 @@ def _read(model: onnx.ModelProto) -> QuantizedFile:
         if weight is None and not _is_integer_product(index, node):
             floats.append(FloatNode(node.name, node.op_type, why_float(index, node) or LEFT_OUT))
         elif weight is not None:
-            layers.append(_layer(index, node, weight, stored.get(weight.output[0], 0)))
+            layers.append(_layer(index, node, weight, stored.get(weight.output[0], 0), shifts.get(weight.output[0])))
     return QuantizedFile(proto, tuple(layers), tuple(floats))
 
 
-def _layer(index: GraphIndex, node: onnx.NodeProto, weight: onnx.NodeProto, stored: int) -> QuantizedLayer:
+def _layer(
+    index: GraphIndex, node: onnx.NodeProto, weight: onnx.NodeProto, stored: int, shift: npt.NDArray[Any] | None
+) -> QuantizedLayer:
     quantized = index.value(weight.input[0]).astype(np.int32)
     shape = _weight_shape(index, node, quantized)
     bias = index.producers.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
     plain = len(node.input) > 2 and node.input[2] in index.initializers
+    if shift is not None:
+        quantized = quantized - shift
+    qparams = _weight_qparams(index, weight, quantized)
+    if shift is not None:
+        qparams = replace(qparams, zero_point=np.asarray(-shift.reshape(qparams.scale.shape), np.int32))
     return QuantizedLayer(
         name=node.name,
         op=node.op_type,
         quantized=quantized,
-        weight=_weight_qparams(index, weight, quantized),
+        weight=qparams,
         input=_input_qparams(index, node.input[0]),
         bias="float" if plain else "int32" if bias is not None else None,
         stored=stored,
         depthwise=node.op_type == "Conv" and attributes(node).get("group", 1) > 1 and shape[1] == 1,
         dynamic=_is_dynamic(index, index.producers.get(node.input[0])),
+        shifted=shift is not None,
     )
 
 

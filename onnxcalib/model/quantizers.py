@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,19 +56,34 @@ class Quantizers:
     def codes(self, quantized: QuantizedArray, qparams: QuantParams, name: str) -> gs.Tensor:
         """Quantized values as they are stored, unpacked."""
         storage, four = self.target.storage, qparams.bits == 4 and qparams.signed
+        shift = self._shift(quantized, qparams)
         if storage is Storage.BIT_PLANES and qparams.bits < 8:
             packed = pack(quantized, qparams.bits, qparams.low)
-            return unpacking_nodes(self.build, packed, name)
+            return unpacking_nodes(self.build, replace(packed, shift=shift), name)
+        if shift is not None:
+            return self._stored(f"{name}_codes", quantized + shift)
         if storage is Storage.INT4_CAST and four:
             return self.build.node("Cast", [self._int4(f"{name}_codes", quantized)], f"{name}_cast", to=INT8_TYPE)
         if storage is Storage.INT4 and four:
             return self._int4(f"{name}_codes", quantized)
         return self._stored(f"{name}_codes", quantized)
 
+    def stored_qparams(self, qparams: QuantParams) -> QuantParams:
+        """The grid of what is stored, which has no zero points where these are taken off the codes."""
+        if not self.target.shifts(qparams.bits):
+            return qparams
+        return replace(qparams, zero_point=np.zeros_like(qparams.zero_point))
+
+    def _shift(self, quantized: QuantizedArray, qparams: QuantParams) -> npt.NDArray[np.int8] | None:
+        """What takes the zero points off the codes, in a shape that broadcasts."""
+        if not self.target.shifts(qparams.bits) or not qparams.zero_point.any():
+            return None
+        return -broadcast(qparams.zero_point.astype(np.int8), qparams.axis, quantized.ndim)
+
     def weight(self, quantized: QuantizedArray, qparams: QuantParams, name: str) -> gs.Variable:
         """The values of stored quantized values."""
         stored, four = self.codes(quantized, qparams, name), qparams.bits == 4 and qparams.signed
-        scale, zero = self._qparams(qparams, name)
+        scale, zero = self._qparams(self.stored_qparams(qparams), name)
         if qparams.block is not None and not qparams.zero_point.any():
             return self._dequantize([stored, scale], name, qparams.axis, qparams.block)
         if self.target.storage is Storage.INT4 and four:

@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
+from onnx.helper import np_dtype_to_tensor_dtype
 
 from onnxcalib.model.builder import SurgeonBuilder
+from onnxcalib.model.graph import GraphIndex
 from onnxcalib.targets import Storage
 
 QuantizedArray = npt.NDArray[Any]
+FLOAT_TYPE = 1
 
 # The ops of unpacking_nodes, and what joins the halves of four-bit rows.
 UNPACKING_OPS = ("BitShift", "Mod", "Cast", "Reshape", "MatMul", "Slice", "Add", "Concat")
@@ -29,6 +32,7 @@ class Packed:
     low: int  # the code that is stored as zero
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    shift: npt.NDArray[np.int8] | None = None  # what is added to the codes of each channel
 
 
 def pack(quantized: QuantizedArray, bits: int, low: int) -> Packed:
@@ -74,13 +78,30 @@ def unpacking_nodes(build: SurgeonBuilder, packed: Packed, name: str) -> gs.Vari
     shifts = constant("bit_shifts", np.arange(8, dtype=np.uint8).reshape(1, 1, 8))
     shifted = node("BitShift", [planes, shifts], direction="RIGHT")
     ones = node("Mod", [shifted, constant("two", np.array(2, np.uint8))])
-    rows = node("Reshape", [node("Cast", [ones], to=1), constant("bit_rows", np.array([bits, -1], np.int64))])
+    rows = node("Reshape", [node("Cast", [ones], to=FLOAT_TYPE), constant("bit_rows", np.array([bits, -1], np.int64))])
     powers = constant(f"powers_of_{bits}_bits", (2.0 ** np.arange(bits, dtype=np.float32)).reshape(1, bits))
     sums = node("MatMul", [powers, rows])
     size = int(np.prod(packed.shape))
     if size != length * 8:
         begin, axes = constant("begin", np.array([0], np.int64)), constant("axis_one", np.array([1], np.int64))
         sums = node("Slice", [sums, begin, constant("size", np.array([size], np.int64)), axes])
+    shape, dtype = constant("shape", np.array(packed.shape, np.int64)), np_dtype_to_tensor_dtype(packed.dtype)
+    if packed.shift is not None:
+        lowest = node("Cast", [constant(f"{name}_lowest", packed.shift + np.int8(packed.low))], to=FLOAT_TYPE)
+        return node("Cast", [node("Add", [node("Reshape", [sums, shape]), lowest])], to=dtype)
     quantized = node("Add", [sums, constant(f"low_{bits}_bits", np.array(packed.low, np.float32))])
-    shape = constant("shape", np.array(packed.shape, np.int64))
-    return node("Reshape", [node("Cast", [quantized], to=onnx.helper.np_dtype_to_tensor_dtype(packed.dtype)), shape])
+    return node("Reshape", [node("Cast", [quantized], to=dtype), shape])
+
+
+def shift_of(index: GraphIndex, name: str) -> npt.NDArray[Any] | None:
+    """What unpacking_nodes added to the values of each channel to make this tensor; None where it added nothing."""
+    last = index.producers.get(name)
+    adding = None if last is None or last.op_type != "Cast" else index.producers.get(last.input[0])
+    if adding is None or adding.op_type != "Add":
+        return None
+    sums, lowest = (index.producers.get(each) for each in adding.input)
+    while sums is not None and sums.op_type in ("Reshape", "Slice"):
+        sums = index.producers.get(sums.input[0])
+    added = None if lowest is None or lowest.op_type != "Cast" else index.constant(lowest.input[0])
+    powers = None if sums is None or sums.op_type != "MatMul" else index.constant(sums.input[0])
+    return None if added is None or powers is None else added.astype(np.int32) + 2 ** (powers.size - 1)

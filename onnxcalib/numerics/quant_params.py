@@ -45,8 +45,8 @@ class QuantParams:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether as many values lie above zero as below, in every channel."""
-        return bool((2 * self.zero_point == self.low + self.high).all())
+        """Whether zero lies in the middle in every channel, as it does on the grids of symmetric schemes."""
+        return bool((self.zero_point == (0 if self.signed else 2 ** (self.bits - 1))).all())
 
     @property
     def range(self) -> tuple[FloatArray, FloatArray]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxcalib.numerics.quant_params import Array, QuantParams, QuantScheme, make_qparams, rounding_errors
+from onnxcalib.numerics.range_search import least_error_ranges
 from onnxcalib.numerics.statistics import TensorStatistics
 
 Range = tuple[float, float]
@@ -18,7 +19,7 @@ FloatArray = npt.NDArray[np.float64]
 PERCENTILE = 99.99
 _CANDIDATES = 96
 _BLOCK = 2**15  # values that are rounded at a time
-_HOPELESS = 4.0  # times the least error: narrower ranges are not tried then
+_SHARES = np.linspace(1.0, 0.25, 76)  # of the range between the extremes of a weight
 _LONGEST = 8192  # values that are added up at a time
 
 
@@ -118,26 +119,15 @@ def _row_ranges(rows: Array, scheme: QuantScheme, method: str) -> tuple[FloatArr
 
 
 def _least_error(rows: Array, low: FloatArray, high: FloatArray, scheme: QuantScheme) -> tuple[FloatArray, FloatArray]:
-    best = np.full(len(rows), np.inf)
-    share = np.ones(len(rows))
-    step = max(_BLOCK // rows.shape[1], 1)
+    step = max(_BLOCK // rows.shape[1], 1)  # few rows at a time stay in the processor's cache
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        _search_shares(rows[part], low[part], high[part], scheme, best[part], share[part])
-    return low * share, high * share
 
+        def errors(qparams: QuantParams, part: slice = part) -> FloatArray:
+            return _squares(rounding_errors(rows[part], qparams))
 
-def _search_shares(
-    rows: Array, low: FloatArray, high: FloatArray, scheme: QuantScheme, best: FloatArray, share: FloatArray
-) -> None:
-    """Finds the share of its range that suits each row best; few rows at a time stay in the processor's cache."""
-    for part in np.linspace(1.0, 0.25, 76):
-        off = rounding_errors(rows, make_qparams(low * part, high * part, scheme, 0))
-        error = _squares(off)
-        better = error < best
-        best[better], share[better] = error[better], part
-        if (error > _HOPELESS * best).all():  # what is cut off only grows
-            break
+        low[part], high[part] = least_error_ranges(errors, low[part], high[part], scheme, _SHARES)
+    return low, high
 
 
 def _squares(rows: Array) -> FloatArray:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxcalib.numerics.quant_params import Array, QuantParams, QuantScheme, make_qparams, rounding_errors
+from onnxcalib.numerics.range_search import least_error_ranges
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -35,13 +36,14 @@ def weighted_qparams(weight: Array, importance: Array, scheme: QuantScheme, like
 
 def _least_error(rows: Array, importance: Array, scheme: QuantScheme) -> tuple[FloatArray, FloatArray]:
     low, high = rows.min(axis=1).astype(np.float64), rows.max(axis=1).astype(np.float64)
-    best, share = np.full(len(rows), np.inf), np.ones(len(rows))
     step = max(VALUES // rows.shape[1], 1)
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        for each in SHARES:
-            off = rounding_errors(rows[part], make_qparams(low[part] * each, high[part] * each, scheme, 0))
-            error = np.einsum("ij,ij,ij->i", off, off, importance[part], dtype=np.float64)
-            better = error < best[part]
-            best[part][better], share[part][better] = error[better], each
-    return low * share, high * share
+
+        def errors(qparams: QuantParams, part: slice = part) -> FloatArray:
+            off = rounding_errors(rows[part], qparams)
+            found: FloatArray = np.einsum("ij,ij,ij->i", off, off, importance[part], dtype=np.float64)
+            return found
+
+        low[part], high[part] = least_error_ranges(errors, low[part], high[part], scheme, SHARES)
+    return low, high

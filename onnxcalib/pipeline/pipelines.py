@@ -233,7 +233,7 @@ def _itself(_: Job, plan: QuantPlan) -> QuantPlan:
 def _uniform(job: Job) -> QuantPlan:
     if not job.layers:  # only constants are stored
         return QuantPlan(job.target.name, "none", {}, {}, {}, {})
-    return stages.uniform_plan(job, stages.statistics(job))
+    return stages.uniform_plan(job, stages.statistics(job), job.recipe.pipeline is Pipeline.PLAIN)
 
 
 def _candidates(job: Job) -> Candidates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,11 +29,15 @@ TRIED: tuple[Estimators, ...] = (
 )  # fmt: skip
 
 
-def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -> Candidates:
-    """Every layer at each of its precisions, with the ranges asked for or those that suit the model."""
+def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions, *, final: bool) -> Candidates:
+    """Every layer at each of its precisions, with the ranges asked for or those that suit the model.
+
+    Where that is not final, ranges of activations are judged beside the finest weights: what narrow ones lose to
+    nearest is made good later, and would drown what ranges lose.
+    """
     rounding = Rounding(job.model, job.layers, job.points, statistics, job.target, job.overrides, job.tied)
 
-    def at(estimators: Estimators) -> Candidates:
+    def at(estimators: Estimators, precisions: CandidatePrecisions = precisions) -> Candidates:
         ranges = Ranges(dict.fromkeys(widths, estimators[0]), estimators[1], job.recipe.weights.block_size)
         return rounding.to_nearest(precisions, ranges)
 
@@ -42,15 +47,20 @@ def rounded(job: Job, statistics: Statistics, precisions: CandidatePrecisions) -
     lowest = {
         name: choices[0] if len(choices) == 1 else min(job.recipe.quantized) for name, choices in precisions.items()
     }
+    judged = lowest
+    if not (final or job.recipe.weight_only):
+        finest = max(job.target.weight_bits)
+        judged = {name: replace(precision, weight=finest) for name, precision in lowest.items()}
     parts = strata(job.data, SAMPLES, statistics.extreme_samples)
     teachers = [Teacher(job.model, part, job.float_loss, TEMPERATURE) for part in parts]
     tried = (MSE, MINMAX) if job.recipe.weight_only else TRIED
-    distances = {}
+    distances, alone = {}, {name: (precision,) for name, precision in judged.items()}
     for done, estimators in enumerate(tried, 1):
-        session = Session(job.simulate(at(estimators).stitch(lowest)), "the quantized model")
+        session = Session(job.simulate(at(estimators, alone).stitch(judged)), "the quantized model")
         distances[estimators] = _of_all([teacher.distance_by(session.run) for teacher in teachers], parts, job.data)
         job.progress("ranges", done, len(tried))
-    return at(select(distances))
+    activations, weights = select(distances)
+    return at((activations, weights if judged == lowest else RangeMethod.MSE))
 
 
 def _of_all(found: Sequence[Distance], parts: Sequence[Dataset], data: Dataset) -> Distance:

@@ -115,16 +115,17 @@ def statistics(job: Job) -> Statistics:
 
 
 @stage("ranges", ("ranges", "block_size", "loss", *PRECISIONS))
-def uniform_plan(job: Job, found: Statistics) -> QuantPlan:
-    """Every layer rounded at the one precision that is asked for, or at the edge bits."""
+def uniform_plan(job: Job, found: Statistics, final: bool = False) -> QuantPlan:
+    """Every layer rounded at the one precision that is asked for, or at the edge bits; final if no stage tunes it."""
     precisions = uniform_precisions(job.layers, job.points, job.recipe) | _stored_once(job)
-    return rounded(job, found, {name: (precision,) for name, precision in precisions.items()}).stitch(precisions)
+    single = {name: (precision,) for name, precision in precisions.items()}
+    return rounded(job, found, single, final=final).stitch(precisions)
 
 
 @stage("ranges", ("ranges", "block_size", "loss", *PRECISIONS))
 def rounded_candidates(job: Job, found: Statistics) -> Candidates:
     """Every layer rounded at every precision on offer."""
-    return rounded(job, found, quantized_only(candidate_precisions(job.layers, job.recipe)))
+    return rounded(job, found, quantized_only(candidate_precisions(job.layers, job.recipe)), final=False)
 
 
 @stage("output noise")

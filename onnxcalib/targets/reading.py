@@ -106,6 +106,7 @@ KEYS: Mapping[str, _Key] = {
     "weights.type": _one_of({"s8": {"signed_weights": True}, "u8": {"signed_weights": False}}),
     "weights.symmetric": _flag("symmetric_weights"),
     "weights.per_channel": _per_channel(),
+    "weights.shifted_bits": _bits("shifted_bits", range(2, 7), "2 to 6", empty=True),
     "weights.bits": _bits("weight_bits"),
     "weights.weight_only_bits": _bits("weight_only_bits", empty=True),
     "weights.weight_only_ops": _words("weight_only_ops", LAYER_OPS),
@@ -161,7 +162,12 @@ def read_target(file: Traversable, source: str, known: Mapping[str, Target]) -> 
     if not oldest <= newest <= limit:
         bounds = f"'graph.oldest_opset' ({oldest}) and 'graph.opset_limit' ({limit})"
         raise _wrong(f"{source}: 'graph.newest_opset' ({newest}) must lie between {bounds}.", "Mend these lines.")
-    return target
+    if target.storage is Storage.BIT_PLANES and target.signed_weights and target.symmetric_weights:
+        return target
+    if given.get("shifted_bits"):
+        needs = "signed symmetric weights that are stored as planes"
+        raise _wrong(f"{source}: 'weights.shifted_bits' needs {needs}.", "Leave it out, or change these.")
+    return replace(target, shifted_bits=())  # of the target that it is like
 
 
 def _wrong(what: str, hint: str = "Mend that line.") -> RecipeError:

@@ -116,6 +116,7 @@ class Target:
     weight_bits: tuple[int, ...]
     activation_bits: tuple[int, ...]
     unsigned_if_positive: bool = False  # activations that are never negative get an unsigned grid from zero
+    shifted_bits: tuple[int, ...] = ()  # widths of weights whose zero points are taken off what is stored
     per_channel_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
     bias_ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm")  # whose bias has the type; others keep floats
     narrow: Narrow = Narrow.CLIP_CODES
@@ -170,6 +171,7 @@ class Target:
             bias=Bias.FLOAT,
             storage=Storage.INT4,
             weight_bits=self.weight_only_bits,
+            shifted_bits=(),
             float_activations=True,
             float_compute=False,
         )
@@ -183,7 +185,12 @@ class Target:
 
     def weight_scheme(self, bits: int) -> QuantScheme:
         """The form of a weight's grid."""
-        return QuantScheme(bits, self.signed_weights, self.symmetric_weights, self.power_of_two)
+        symmetric = self.symmetric_weights and not self.shifts(bits)
+        return QuantScheme(bits, self.signed_weights, symmetric, self.power_of_two)
+
+    def shifts(self, bits: int) -> bool:
+        """Whether weights of that width have zero points that are taken off what is stored."""
+        return bits in self.shifted_bits and self.signed_weights and self.symmetric_weights
 
     def has_channels(self, op: str) -> bool:
         """Whether a layer of that op may have one weight scale a channel."""

@@ -326,7 +326,8 @@ def trained() -> onnx.ModelProto:
 def test_kept_and_folded_batch_norms_end_alike(reference: BatchNormReference) -> None:
     kept = trained()
     folded = read_prepared(kept, find_target("ort")).proto
-    recipe = Recipe(Pipeline.LIGHT, parse_bits("w3a8"), ranges=RangeMethod.MINMAX, bn_reference=reference)
+    options = {"ranges": RangeMethod.MINMAX, "rounding": Rounding.NEAREST}
+    recipe = Recipe(Pipeline.LIGHT, parse_bits("w3a8"), bn_reference=reference, **options)
     losses = []
     for model in (kept, folded):
         tuned = quantize_model(model, feed_for(kept, 128), recipe).tuned

@@ -152,7 +152,7 @@ def test_the_network_gives_what_it_gives_when_run_whole(builder: Any, bits: str,
             exact, read, step = fake_quantize(exact, qparams), fake_quantize(read, qparams), 1.01 * qparams.scale
         # A value at a tie may be rounded otherwise when the nodes around it are others.
         off = np.abs(exact - read)
-        assert np.mean(off > 0.5 * step) < 0.03
+        assert np.mean(off > 0.5 * step) < 0.04
         assert np.mean(off > step) < 0.01
     left = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert left == 0 if disk == 0 else len(list(tmp_path.iterdir())) < len(job.layers) + 1
@@ -275,7 +275,7 @@ def test_grids_are_those_of_the_target(target: str) -> None:
     for name, params in rounded.layers.items():
         start = plan.layers[name].qparams
         assert (params.qparams.axis, params.qparams.low, params.qparams.high) == (start.axis, start.low, start.high)
-        if job.target.symmetric_weights:
+        if job.target.weight_scheme(start.bits).symmetric:
             np.testing.assert_array_equal(params.qparams.zero_point, start.zero_point)
         if job.target.power_of_two:
             assert (np.frexp(params.qparams.scale)[0] == 0.5).all()

@@ -20,7 +20,7 @@ from onnxcalib.plan import LayerParams
 from onnxcalib.recipe import Engine
 from onnxcalib.targets import find_target
 
-ORT, PAPER = find_target("ort"), find_target("paper")
+ORT, PAPER = replace(find_target("ort"), shifted_bits=()), find_target("paper")
 TARGETS = {
     "symmetric": ORT,
     "asymmetric": PAPER,
@@ -183,7 +183,8 @@ def test_a_step_along_the_bias_lowers_the_loss_as_its_gradient_says(name: str) -
     gradients, feed = Gradients(proto_of(case, loss), starts(loss), Engine.AUTO), feed_of(case)
     before = gradients.run(feed)
     assert before == pytest.approx(value_of(case, loss), rel=1e-5)
-    assert all(value.any() for value in gradients.gradients.values())
+    # A lowest value that cuts nothing off has no say.
+    assert all(value.any() for name, value in gradients.gradients.items() if name != part.WEIGHT_LOW)
     # No quantizer lies between the bias and the loss.
     slope = gradients.gradients["bias"].copy()
     gradients.parameters["bias"] -= np.float32(1e-2) * slope

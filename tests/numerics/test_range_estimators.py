@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -151,6 +153,27 @@ def test_the_least_error_of_a_weight_is_not_worse_than_that_of_its_extremes(
         return off.sum() if axis is None else off.sum(axis=tuple({0, 1, 2} - {axis}))
 
     assert (errors("mse") <= errors("minmax") * (1 + 1e-5) + 1e-12).all()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_zero_points_of_weights_are_searched_and_never_do_worse(bits: int) -> None:
+    """Beside the best of a fine search of scales and all zero points, row by row; and beside a symmetric grid."""
+    rows = (gaussian(20, 9).reshape(20, 9) ** 2).astype(np.float32) - np.float32(0.4)
+    kind, plain = QuantScheme(bits, True, False), QuantScheme(bits, True, True)
+
+    def errors(qparams: QuantParams) -> np.ndarray:
+        return ((fake_quantize(rows, qparams) - rows).astype(np.float64) ** 2).sum(axis=1)
+
+    found = weight_qparams(rows, kind, 0, "mse")
+    spans = np.abs(rows).max(axis=1) / 2 ** (bits - 1)
+    grids = (
+        dataclasses.replace(found, scale=(spans * share).astype(np.float32), zero_point=np.full(len(rows), zero))
+        for zero in range(found.low, found.high + 1)
+        for share in np.linspace(0.2, 1.2, 60)
+    )
+    least = np.min([errors(each) for each in grids], axis=0)
+    assert errors(found).sum() < 1.15 * least.sum()
+    assert errors(found).sum() < 0.8 * errors(weight_qparams(rows, plain, 0, "mse")).sum()
 
 
 def test_weight_grids_have_a_scale_a_channel() -> None:

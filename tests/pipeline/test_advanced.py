@@ -167,7 +167,7 @@ def test_stages_tell_how_far_they_are() -> None:
     recipe = advanced(**RECIPES["mixed"], rounding=Rounding.NEAREST)
     quantize(model, data_for(model), recipe, progress=progress)
     assert all(done == total for stage, (done, total) in told.items() if stage != "batch norm")
-    assert {"calibrate", "parallel adaquant", "sequential adaquant", "bias tuning"} <= set(told)
+    assert {"calibrate", "parallel adaquant", "sequential adaquant", "end-to-end AdaQuant"} <= set(told)
 
 
 def test_one_sample_will_do() -> None:

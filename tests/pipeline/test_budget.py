@@ -46,6 +46,12 @@ def error_of(result: Result, data: Arrays, seed: int = 0) -> float:
     return float(((outputs - held.labels) ** 2).mean())
 
 
+def assert_fewest_bits(result: Result) -> None:
+    """All layers but small ones, of which planes and what takes zero points off are as large as eight bits."""
+    for params in result.plan.layers.values():
+        assert params.qparams.bits == 2 or params.quantized.size < 150
+
+
 def test_the_promise_is_kept_on_samples_that_nothing_else_saw() -> None:
     data = labelled()
     spread = float(data["labels"].var())
@@ -57,7 +63,7 @@ def test_the_promise_is_kept_on_samples_that_nothing_else_saw() -> None:
         assert result.budget.proof.value <= most
         assert error_of(result, data) == pytest.approx(-result.budget.proof.after, rel=1e-4)
     assert constant_bytes(loose.model) < constant_bytes(tight.model)
-    assert {precision.weight for precision in loose.plan.precisions.values()} == {2}
+    assert_fewest_bits(loose)
     assert {precision.weight for precision in tight.plan.precisions.values()} != {8}
 
 
@@ -109,7 +115,7 @@ def test_a_metric_of_the_users_own_decides() -> None:
     easy = quantize(conv_net(), labelled(), asked(max_drop=0.5, metric=None), metric=finite)
     assert easy.budget is not None
     assert easy.budget.proof.value == 0
-    assert {precision.weight for precision in easy.plan.precisions.values()} == {2}
+    assert_fewest_bits(easy)
 
 
 def test_values_are_not_shared_with_a_run_that_saw_all_samples(tmp_path: Path) -> None:

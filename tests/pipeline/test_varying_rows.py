@@ -30,7 +30,7 @@ def choosing(how: str) -> onnx.ModelProto:
     }}"""
     zero = {"zero": np.array([0], np.int64)} if how == "Gather" else {}
     weights = {"w1": normal(6, 8), "b1": normal(8), "w2": normal(8, 4, seed=1), "b2": normal(4), "w3": normal(8, 3)}
-    return build(text, 17, **weights, **zero, least=np.array([0.7], np.float32))
+    return build(text, 17, **weights, **zero, least=np.array([0.6], np.float32))
 
 
 def rows(model: onnx.ModelProto | Path, feed: Arrays) -> int:

@@ -105,6 +105,8 @@ WRONG = {
     'like = "ort"\n[weights]\nbits = [1, 8]': ("'weights.bits'", "[1, 8]"),
     'like = "ort"\n[weights]\nbits = []': ("'weights.bits'", "[]"),
     'like = "ort"\n[weights]\nper_channel = ["Relu"]': ("'weights.per_channel'", "Relu"),
+    'like = "ort"\n[weights]\nshifted_bits = [7]': ("'weights.shifted_bits'", "2 to 6"),
+    'like = "ort"\n[weights]\nshifted_bits = [4]\nstorage = "int8"': ("'weights.shifted_bits'", "planes"),
     'like = "ort"\n[weights]\nsymmetric = 1': ("'weights.symmetric'", "1"),
     'like = "ort"\n[activations]\ntype = "u7"': ("'activations.type'", "u7"),
     'like = "ort"\n[graph]\nplacement = "here"': ("'graph.placement'", "fused"),

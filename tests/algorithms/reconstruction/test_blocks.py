@@ -26,19 +26,19 @@ from onnxcalib.targets import find_target
 
 KINDS = ["gemm_relu", "gemm_turned", "matmul_clip", "matmul_bare"]
 ENGINES = [Engine.STANDARD, *([Engine.TRAINING] if find_runtime().gradients else [])]
-TARGETS = {name: find_target(name) for name in ("ort", "paper")}
+TARGETS = {"ort": find_target("ort").weight_only, "paper": find_target("paper")}
 SAMPLES = 256
 GENTLE = replace(STANDARD, steps=80, rates={**STANDARD.rates, ROUNDING: 0.1})
 TOGETHER = replace(QUICK_END_TO_END, bias=1e-3, weight=1e-2, scale=1e-3)
 
 
 def problem_of(case: Single, target: str, block: int, optimizer: LayerOptimizer) -> LayerProblem:
-    """A layer that reads floats, at three bits in blocks."""
+    """A layer that reads floats, at two bits in blocks."""
     chosen = TARGETS[target]
     axis = 1 - case.layer.channel_axis
-    qparams = blockwise_qparams(case.weight, chosen.weight_scheme(3), axis, block, RangeMethod.MSE)
+    qparams = blockwise_qparams(case.weight, chosen.weight_scheme(2), axis, block, RangeMethod.MSE)
     start = LayerParams(quantize(case.weight, qparams), qparams, case.bias, case.weight)
-    return LayerProblem(case.model, case.layer, chosen, start, 3, None, None, False, optimizer)
+    return LayerProblem(case.model, case.layer, chosen, start, 2, None, None, False, optimizer)
 
 
 def error_of(case: Single, params: LayerParams) -> float:

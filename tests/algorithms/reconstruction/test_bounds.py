@@ -64,7 +64,7 @@ def test_ranges_of_extremes(cut: tuple[float, float], bits: str, tmp_path: Path)
 
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("bits", ["w3a8", "w3a4"])
+@pytest.mark.parametrize("bits", ["w2a8", "w3a4"])
 def test_training_of_single_layers(cut: tuple[float, float], bits: str, rate: float, tmp_path: Path) -> None:
     job = layerwise.job_for(clipped_net(*cut), bits)
     plan = plan_of(job)
