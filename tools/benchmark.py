@@ -193,7 +193,8 @@ def ablation(case: Case, folder: Path) -> None:
     plain_job = start(case.model, case.calibration, fixed).jobs[0]
     for name, job in {"plain": plain_job, "+ equalization": _equal(plain_job)}.items():
         chosen = uniform_precisions(job.layers, job.points, job.recipe)
-        candidates = rounded(job, stages.statistics(job), {layer: (bits,) for layer, bits in chosen.items()})
+        single = {layer: (bits,) for layer, bits in chosen.items()}
+        candidates = rounded(job, stages.statistics(job), single, final=False)
         plan = record_settled(name, job, candidates.stitch(chosen))
     record_settled("parallel AdaQuant alone", job, _in_parallel(case, job, candidates).stitch(chosen))
     rest(job, plan)

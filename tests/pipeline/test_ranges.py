@@ -80,6 +80,17 @@ def test_heavy_tails_are_not_cut_off(seed: int, samples: int, bits: str) -> None
     assert sqnr(model, data, recipe) >= least - 1
 
 
+def test_what_narrow_weights_lose_does_not_choose_the_ranges_of_activations() -> None:
+    """Not where weights are rounded anew later; plain writes them as they are, and judges them so."""
+    model, data = conv_net(), feed_for(conv_net(), 48)
+
+    def chosen(pipeline: str, bits: str) -> str:
+        return quantize(model, data, Recipe(pipeline, bits=bits)).plan.ranges
+
+    assert chosen("light", "w2a4") == chosen("light", "w8a4") == RangeMethod.MSE
+    assert chosen("plain", "w2a4") != RangeMethod.MSE
+
+
 def test_auto_takes_the_activation_ranges_with_the_least_loss() -> None:
     model, data, target = conv_net(), feed_for(conv_net(), 48), find_target("ort")
     data["x"][0, 0, 0, 0] = 12.0  # an outlier, so that the estimators differ

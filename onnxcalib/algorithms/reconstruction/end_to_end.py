@@ -63,6 +63,8 @@ END_TO_END_STEPS, SCALES_STEPS, BIAS_TUNING_STEPS = 16, 2, 2  # for each step of
 # To train on: with 384 images of MobileNet-V2 at w4a4 the loss on others stands from two thirds of the usual steps on.
 ENOUGH_SAMPLES = 400
 SHRINK = 0.6  # for plans that were solved by layers, which leaves many weights at the edge of two quantized values
+# Weights of few bits move faster: three times as fast left 4 to 27 % less loss on unseen samples at w2a4 and w3a3.
+NARROW, NARROW_FACTOR = 3, 3
 # Outputs of a few hundred samples say little about all others, inner tensors more: so much at first, half at last.
 HINT_SHARE = 3.0
 
@@ -311,7 +313,8 @@ class NetworkTraining:
                 continue
             if schedule.weight is not None:
                 unit = of_each(params.qparams, params.weight.shape)[0]
-                add(weight_name(layer), _centred(params, schedule.shrink), unit, schedule.weight)
+                rate = schedule.weight * (1 if params.qparams.bits > NARROW else NARROW_FACTOR)
+                add(weight_name(layer), _centred(params, schedule.shrink), unit, rate)
             if schedule.scale is not None and not self.tuner.target.power_of_two:
                 add(weight_scale_name(layer), params.qparams.scale, params.qparams.scale, schedule.scale)
                 if layer.input in plan.inputs:
