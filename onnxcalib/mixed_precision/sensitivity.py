@@ -33,6 +33,8 @@ from onnxcalib.runtime.session import CAPTURE_BYTES, LARGEST_BATCH, Session, sam
 from onnxcalib.runtime.threads import default_workers
 
 SAMPLES = 128
+# What follows a layer is run for each of them: of more layers than so many, each is measured on fewer samples.
+MANY_LAYERS, LEAST_SAMPLES = 64, 16
 # Where every position of a sequence is an example: of so many, and of so many sequences at least.
 POSITIONS, SEQUENCES = 4096, 8
 # What lies on disk at a time, and what batches that are captured side by side take of memory.
@@ -50,12 +52,19 @@ class Measured:
 
 
 def enough(model: Model, data: Dataset) -> Dataset:
-    """As many of the samples as tell layers apart: fewer where each has many outputs."""
+    """As many of the samples as tell plans apart: fewer where each has many outputs."""
     if not any(kind.is_of_tokens for kind in find_output_kinds(model.proto).values()):
         return first(data, SAMPLES)
     feed = next(iter(data.batches(1)))
     positions = max((value.shape[1] for value in feed.values() if value.ndim == 2), default=1)
     return first(data, min(max(POSITIONS // positions, SEQUENCES), SAMPLES))
+
+
+def probed_on(model: Model, data: Dataset, layers: int) -> Dataset:
+    """The samples on which each of so many layers is measured: all runs together grow with layers, not their square."""
+    found = enough(model, data)
+    share = min(MANY_LAYERS / max(layers, 1), 1.0)
+    return first(found, min(max(round(share * len(found)), LEAST_SAMPLES), len(found)))
 
 
 def measure(

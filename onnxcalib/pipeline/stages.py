@@ -183,7 +183,7 @@ def second_order_candidates(job: Job, candidates: Candidates, checkpoint: Checkp
 @stage("sensitivity", ("loss", "metric", *PRECISIONS), part=Probed)
 def sensitivities(job: Job, candidates: Candidates, checkpoint: Checkpoint = NO_CHECKPOINT) -> sensitivity.Measured:
     """The sensitivity table of the job's layers."""
-    data = sensitivity.enough(job.model, job.data)
+    data = sensitivity.probed_on(job.model, job.data, len(job.layers))
     return sensitivity.measure(_problem(job, candidates), data, job.loss, job.progress, checkpoint, job.workers)
 
 

@@ -26,14 +26,16 @@ from models import (
     transformer_block,
     two_heads,
 )
+from onnxcalib.data import open_data
 from onnxcalib.errors import RecipeError
 from onnxcalib.mixed_precision import probes as probes_room
-from onnxcalib.mixed_precision.sensitivity import Measured
+from onnxcalib.mixed_precision.sensitivity import Measured, probed_on
 from onnxcalib.mixed_precision.table import SensitivityTable
 from onnxcalib.model.io import constant_bytes
 from onnxcalib.model.layers import Layer
 from onnxcalib.model.qdq import write_qdq
-from onnxcalib.model.shapes import typed
+from onnxcalib.model.read import read_prepared
+from onnxcalib.model.shapes import input_specs, typed
 from onnxcalib.model.subgraph import Cutter, with_outputs
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.numerics.output_kind import LossKind
@@ -44,7 +46,7 @@ from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import Precision
 from onnxcalib.runtime import following as following_room
 from onnxcalib.runtime.session import LARGEST_BATCH, Session, Tensors
-from onnxcalib.targets import Storage
+from onnxcalib.targets import Storage, find_target
 
 SAMPLES = 40
 
@@ -358,3 +360,14 @@ def test_the_edges_may_also_take_the_edge_bits() -> None:
     assert found.probes == 7
     # Eight bits at the edges are better than six.
     assert sum(row.losses[Precision(8, 8)] for row in (found.table.layers[0], found.table.layers[-1])) < 0
+
+
+def test_the_runs_of_all_layers_together_grow_with_their_number_and_not_its_square() -> None:
+    model = conv_net()
+    data = open_data(feed_for(model, 200), input_specs(model))
+    prepared = read_prepared(model, find_target("ort"))
+    samples = {layers: len(probed_on(prepared, data, layers)) for layers in (1, 64, 128, 256, 512)}
+    assert samples == {1: 128, 64: 128, 128: 64, 256: 32, 512: 16}
+    assert len(probed_on(prepared, data, 10_000)) == 16
+    few = open_data(feed_for(model, 8), input_specs(model))
+    assert len(probed_on(prepared, few, 10_000)) == 8
