@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxcalib.numerics.quant_params import QuantParams
-from onnxcalib.recipe import FLOAT_BITS, Precision
+from onnxcalib.recipe import FLOAT_BITS, MAX_BITS, Precision
 
 STORED_BITS = (4, 8, 16)  # of a value of a large constant
 
@@ -78,6 +78,11 @@ class QuantPlan:
     def layer_input(self, tensor: str) -> QuantParams | None:
         """The grid on which layers read a tensor, None if that is float or found at run time."""
         return self.inputs.get(tensor) or self.shared.get(tensor)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether anything has fewer than eight bits."""
+        return any(min(each.weight, each.activation) < MAX_BITS for each in self.precisions.values())
 
     @property
     def reads_floats(self) -> bool:

@@ -132,7 +132,7 @@ class Tuner:
     def tune(self, plan: QuantPlan, progress: Progress) -> Tuned:
         """Rounds of tuning for as long as the held-out loss falls; the best plan of all is kept."""
         before = best = self._loss(plan)
-        if not any(layer.takes_bias for layer in self.layers):
+        if not self.rounds or not any(layer.takes_bias for layer in self.layers):
             return Tuned(plan, before, before, 0)
         floats = self._floats()
         for done in range(self.rounds):

@@ -7,9 +7,19 @@ from onnxcalib.data.containers import Transform, transformed
 from onnxcalib.data.opening import data_files, open_data
 from onnxcalib.data.preprocess import Preprocess
 from onnxcalib.data.spec import Dataset, Feed, InputSpec
-from onnxcalib.data.split import first, place_of, shuffled, split, strata, train_validation_split, why_not_parted
+from onnxcalib.data.split import (
+    FEWEST,
+    first,
+    place_of,
+    shuffled,
+    split,
+    strata,
+    train_validation_split,
+    why_not_parted,
+)
 
 __all__ = [
+    "FEWEST",
     "Dataset",
     "Feed",
     "InputSpec",

@@ -75,13 +75,15 @@ def train_validation_split(dataset: Dataset) -> tuple[Dataset, Dataset]:
 
 def why_not_parted(dataset: Dataset) -> str | None:
     """Why no samples are held out to judge by, and what would help; None where some are."""
-    judged = "tuning is judged on the samples that it learns from"
+    judged = "training is judged on the samples that it learns from"
     if len(dataset) < FEWEST:
-        return f"only {len(dataset)} sample{'s' * (len(dataset) > 1)}: {judged}; give at least {FEWEST}."
+        few = f"only {len(dataset)} sample{'s' * (len(dataset) > 1)}"
+        return f"{few}: channels are not tuned, and {judged}; give at least {FEWEST}."
     if train_validation_split(dataset)[1] is dataset:
         pieces = len(pieces_of(dataset).sizes())
         batches = "one batch" if pieces == 1 else f"{pieces} batches"
-        return f"the {len(dataset)} samples come in {batches} that cannot be split: {judged}; give more batches."
+        where = f"the {len(dataset)} samples come in {batches} that cannot be split"
+        return f"{where}: tuning and {judged}; give more batches."
     return None
 
 

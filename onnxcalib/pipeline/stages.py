@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from onnxcalib.algorithms.activation_ranges import ChosenRanges, RangeSearch
-from onnxcalib.algorithms.batchnorm import Tuned, Tuner
+from onnxcalib.algorithms.batchnorm import ROUNDS, Tuned, Tuner
 from onnxcalib.algorithms.broken import OutputNoise, Search, output_noise
 from onnxcalib.algorithms.calibration import Statistics, calibrate
 from onnxcalib.algorithms.equalization import Equalization, measure_channels
@@ -28,7 +28,7 @@ from onnxcalib.algorithms.smoothing import Smooth
 from onnxcalib.algorithms.teacher import Teacher
 from onnxcalib.algorithms.tied import SHARED_BITS, sharing_tables, tied_layers
 from onnxcalib.algorithms.validation import Validation
-from onnxcalib.data import Dataset, first, train_validation_split
+from onnxcalib.data import FEWEST, Dataset, first, train_validation_split
 from onnxcalib.mixed_precision import sensitivity
 from onnxcalib.mixed_precision.allocate import minimise_loss
 from onnxcalib.mixed_precision.assembled import Assembled, sendable
@@ -59,7 +59,6 @@ from onnxcalib.plan import Candidates, LeftFloat, QuantPlan
 from onnxcalib.progress import NO_CHECKPOINT, Checkpoint
 from onnxcalib.recipe import (
     FLOAT_BITS,
-    MAX_BITS,
     LayerOptimizer,
     Precision,
     RangeMethod,
@@ -204,12 +203,12 @@ def second_order_rounding(
 @stage("batch norm", ("loss", "metric", "bn_reference"))
 def batch_norm_tuning(job: Job, plan: QuantPlan) -> Tuned:
     """Batch-norm tuning on some samples, judged on others that are held out."""
-    narrow = any(min(each.weight, each.activation) < MAX_BITS for each in plan.precisions.values())
     data, held_out = train_validation_split(job.data)
-    data = first(data, TUNED_ON if narrow else EIGHT_BIT_SAMPLES)
+    data = first(data, TUNED_ON if plan.is_narrow else EIGHT_BIT_SAMPLES)
     teacher = Teacher(job.model, held_out, job.loss, TEMPERATURE)
-    reference = job.recipe.get("bn_reference")
-    tuner = Tuner(job.model, job.layers, job.target, data, teacher, reference, floats=job.float_statistics)
+    how = (job.target, data, teacher, job.recipe.get("bn_reference"))
+    rounds = ROUNDS if len(job.data) >= FEWEST else 0  # few samples say less of a channel than rounding spoils
+    tuner = Tuner(job.model, job.layers, *how, rounds=rounds, floats=job.float_statistics)
     return tuner.tune(plan, job.progress)
 
 
@@ -303,8 +302,7 @@ def trains_end_to_end(recipe: Recipe) -> bool:
 
 def training_pays(recipe: Recipe, plan: QuantPlan) -> bool:
     """Whether weights are trained: below eight bits, or where anything was said about training."""
-    narrow = any(min(each.weight, each.activation) < MAX_BITS for each in plan.precisions.values())
-    return narrow or recipe.training != TrainingOptions()
+    return plan.is_narrow or recipe.training != TrainingOptions()
 
 
 def better_of(job: Job, trained: Trained, end_to_end: NetworkTuned) -> tuple[QuantPlan, Trained, NetworkTuned]:
