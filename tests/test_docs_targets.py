@@ -25,7 +25,9 @@ COMMANDS = [
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "models").symlink_to(ROOT / "models", target_is_directory=True)
     monkeypatch.chdir(tmp_path)
-    (own,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    symmetric, own = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    Path("symmetric.toml").write_text(symmetric, encoding="utf-8")
+    assert find_target("symmetric.toml").weight_scheme(4).symmetric
     Path("my.toml").write_text(own, encoding="utf-8")
     assert len(COMMANDS) == 8
     for command in COMMANDS:

@@ -130,7 +130,7 @@ def test_histograms_hold_every_value_and_the_range_of_the_grid() -> None:
     model = conv_net()
     data = feed_for(model, 8)
     # A zero point is rounded, so that an end may be half a step short.
-    symmetric = dataclasses.replace(W4A4, target="openvino")
+    symmetric = dataclasses.replace(W4A4, overrides={"*": "symmetric"})
     found, _, written = spreads_of(model, data, "head", symmetric)
     layer = next(each for each in read_quantized(written).layers if each.name == "head")
     assert found.weight.counts.sum() == 16 * 8

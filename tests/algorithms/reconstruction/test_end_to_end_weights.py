@@ -13,6 +13,7 @@ from jobs import plan_of
 
 from models import branches, conv_net, run, transformer_block
 from onnxcalib.algorithms.reconstruction.end_to_end import END_TO_END, NetworkTraining, Schedule, schedules_for
+from onnxcalib.algorithms.reconstruction.weight_quantizers import weight_name
 from onnxcalib.model.model_loss import bias_name
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.numerics.quant_params import quantize
@@ -26,7 +27,7 @@ from onnxcalib.recipe import Engine
 def test_all_layers_train_together(builder: Callable[[], onnx.ModelProto], target: str, engine: Engine) -> None:
     job = job_for(builder(), "w3a4", target)
     plan = plan_of(job)
-    found = tuned(job, plan, engine, QUICK_END_TO_END)
+    found = tuned(job, plan, engine, replace(QUICK_END_TO_END, weight=2e-2))
     assert found.skip_reason is None
     assert found.after < found.before
     assert found.after == pytest.approx(held_out_loss(job, found.plan), rel=1e-4)
@@ -73,6 +74,17 @@ def test_rates_fall_on_where_the_steps_before_left_them() -> None:
     assert moved(first) == pytest.approx(END_TO_END.bias, rel=1e-2)
     assert moved(last) == pytest.approx(END_TO_END.bias * (1 - np.sqrt(0.5)) / 2, rel=1e-2)
     assert moved(replace(last, before=0)) == pytest.approx(END_TO_END.bias, rel=1e-2)
+
+
+@pytest.mark.parametrize(("bits", "faster"), [("w2a4", 3), ("w3a4", 3), ("w4a4", 1)])
+def test_weights_of_few_bits_move_faster(bits: str, faster: float) -> None:
+    job = job_for(conv_net(), bits)
+    training = NetworkTraining(tuner_of(job, schedule=replace(END_TO_END, steps=1000)), plan_of(job))
+    name = weight_name(job.layers[0])
+    start = training.parameters[name].copy()
+    training.step(1)
+    moved = np.abs(training.parameters[name] - start).max()  # in steps of the grid, as the rate is
+    assert moved == pytest.approx(faster * END_TO_END.weight, rel=1e-2)
 
 
 def test_the_workers_are_not_to_be_seen_in_the_result() -> None:
