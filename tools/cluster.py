@@ -154,7 +154,9 @@ def makespan(jobs: Sequence[tuple[int, float]], captured: Captured, workers: int
 def run(asked: argparse.Namespace, last: str, **where: Any) -> Watch:
     """Quantizes once, as far as the last stage that is measured."""
     watch = Watch(last)
-    recipe = Recipe("advanced", parse_bits(asked.bits), compression=asked.compression, steps=asked.steps)
+    # Layers are trained one by one before bits are assigned only where they are rounded to nearest.
+    asked_for = {"rounding": "nearest", "compression": asked.compression, "steps": asked.steps}
+    recipe = Recipe("advanced", parse_bits(asked.bits), **asked_for)
     with contextlib.suppress(EnoughError):
         quantize(asked.model, asked.data, recipe, progress=watch, **where)
     return watch

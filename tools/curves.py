@@ -2,7 +2,7 @@
 """Accuracy against size: both greedy rules, the integer program, light, advanced, and advanced with any bits.
 
     python tools/curves.py ZOO mobilenet_v2 --work FOLDER --out docs          # docs/curve_mobilenet_v2.csv and .png
-    python tools/curves.py ZOO resnet50 --work FOLDER --out docs --steps 12   # fewer steps of training than by default
+    python tools/curves.py ZOO resnet50 --work FOLDER --out docs --images 128 --steps 12   # less of both
     python tools/curves.py ZOO resnet20 --work FOLDER --out docs --method light --size 0.15 --size 0.2
 
 Layers get w4a4 or w8a8; `relaxed` also advanced, gets weights of 2 to 8 bits and activations of 4 or 8. The greedy
@@ -18,7 +18,7 @@ import argparse
 import csv
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,25 @@ class Measuring:
         """What the point would be known by."""
         return method, size, self.images, self.case.steps if method in TRAINED[1:] else None
 
-    def point(self, method: str, size: float) -> Point:
-        """The file of one method and size; raises a RecipeError where it does not reach it."""
+    def points(self, method: str, sizes: Sequence[float]) -> Iterator[Point]:
+        """The files of one method, measured together, as the float model need run only once."""
+        made: dict[float, tuple[Path, float]] = {}
+        for size in sizes:
+            try:
+                made[size] = self._made(method, size)
+            except RecipeError as error:  # a rule may not reach every size
+                print(f"{self.case.name:14} {method:19} at {size:.3f}: {error}", flush=True)
+        rows = onnxcalib.evaluate([path for path, _ in made.values()], self.case.test, self.case.model) if made else []
+        for (size, (_, seconds)), row in zip(made.items(), rows, strict=True):
+            assert row.top1 is not None
+            assert row.agreement is not None
+            scores = (row.samples, row.bytes, row.bytes / self.case.model.stat().st_size, row.top1, row.agreement)
+            yield Point(self.case.name, *self.key(method, size), *scores, seconds)
+
+    def _made(self, method: str, size: float) -> tuple[Path, float]:
+        """The file of one method and size, and how long it took; raises a RecipeError where it does not reach it."""
         begin = time.perf_counter()
-        path = self.folder / f"{self.case.name}_{method}_{size}.onnx"
+        path = self.folder / f"{self.case.name}_{method}_{size}_{self.images}.onnx"
         if method == FLOAT:
             path = self.case.model
         elif method in TRAINED:
@@ -120,12 +135,7 @@ class Measuring:
             recipe = Recipe(Pipeline.LIGHT, bits=parse_bits(TWO), compression=size)
             plan = candidates.stitch(solve(table, Request.of(table, recipe), method).choices)
             onnxcalib.write_model(job.write(final_scales(job, plan)), path)
-        seconds = time.perf_counter() - begin
-        (row,) = onnxcalib.evaluate([path], self.case.test, self.case.model)
-        assert row.top1 is not None
-        assert row.agreement is not None
-        scores = (row.samples, row.bytes, row.bytes / self.case.model.stat().st_size, row.top1, row.agreement)
-        return Point(self.case.name, *self.key(method, size), *scores, seconds)
+        return path, time.perf_counter() - begin
 
     def _recipe(self, method: str, size: float) -> Recipe:
         pipeline = Pipeline.LIGHT if method == "light" else Pipeline.ADVANCED
@@ -133,13 +143,20 @@ class Measuring:
         return Recipe(pipeline, bits=bits, compression=size, steps=self.key(method, size)[3])
 
     def _run(self, method: str) -> Path:
-        return self.folder / f"{self.case.name}_{method}.run"
+        return self.folder / f"{self.case.name}_{method}_{self.images}.run"
 
     def _measured_table(self) -> tuple[Any, Any, Any]:
         recipe = Recipe(Pipeline.LIGHT, bits=parse_bits(TWO), compression=1.0)
         job = with_equal_channels(start(self.case.model, self.case.calibration, recipe).jobs[0])
         candidates = candidates_of(job)
         return job, candidates, sensitivities(job, candidates).table
+
+
+def fewer(case: Case, images: int, folder: Path) -> Path:
+    """The first images that a model is calibrated with, in a file of their own."""
+    path = folder / f"{case.name}_first_{images}.npz"
+    np.savez(path, **{name: values[:images] for name, values in np.load(case.calibration).items()})
+    return path
 
 
 def told(point: Point) -> str:
@@ -186,22 +203,20 @@ def main() -> None:
     parser.add_argument("--method", action="append", choices=methods, help="Only these.")
     parser.add_argument("--size", action="append", type=float, help=f"Of float; by default {SIZES}.")
     parser.add_argument("--steps", type=int, help="Steps of training a layer, of advanced and relaxed.")
+    parser.add_argument("--images", type=int, help="How many calibrate, of the 512.")
     given = parser.parse_args()
     for folder in (given.work, given.out):
         folder.mkdir(parents=True, exist_ok=True)
-    case = prepare(given.zoo, given.work)[given.model]
-    measuring = Measuring(Case(case.name, case.model, case.calibration, case.test, given.steps), given.work)
+    case = replace(prepare(given.zoo, given.work)[given.model], steps=given.steps)
+    if given.images is not None:
+        case = replace(case, calibration=fewer(case, given.images, given.work))
+    measuring = Measuring(case, given.work)
     curve = Curve(given.out / f"curve_{given.model}.csv")
     for method in (FLOAT, *(given.method or methods)):
-        for size in [1.0] if method == FLOAT else given.size or SIZES:
-            if measuring.key(method, size) in curve:
-                continue
-            try:
-                curve.add(measuring.point(method, size))
-            except RecipeError as error:  # a rule may not reach every size
-                print(f"{given.model:14} {method:19} at {size:.3f}: {error}", flush=True)
-                continue
-            print(told(next(it for it in curve.points if it.key == measuring.key(method, size))), flush=True)
+        sizes = [1.0] if method == FLOAT else given.size or SIZES
+        for point in measuring.points(method, [size for size in sizes if measuring.key(method, size) not in curve]):
+            curve.add(point)
+            print(told(point), flush=True)
     draw(curve.points, curve.path.with_suffix(".png"))
 
 

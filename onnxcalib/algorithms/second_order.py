@@ -93,7 +93,7 @@ class Rounder:
         found = {name: each for name, each in zip(names, cached, strict=True) if each is not None}
         found |= dict.fromkeys(sharing_tables(plan), RoundedLayer(None))
         index = GraphIndex(self.model.proto.graph)
-        with self._folder() as folder:
+        with self.folder() as folder:
             floats = self.floats or FloatRows(self.model, self.layers, self.data, folder)
             network = Stepwise(self.model, self.layers, self.target, self.data, folder, self.disk_bytes)
             for tensor in dict.fromkeys(layer.input for layer in self.layers):
@@ -112,7 +112,8 @@ class Rounder:
         return SecondOrder(plan, strength, tuple(reasons))
 
     @contextlib.contextmanager
-    def _folder(self) -> Iterator[Path]:
+    def folder(self) -> Iterator[Path]:
+        """Where tensors lie as long as layers are rounded."""
         with tempfile.TemporaryDirectory(prefix="onnxcalib_", dir=self.checkpoint.scratch) as folder:
             yield Path(folder)
 

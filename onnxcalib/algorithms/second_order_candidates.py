@@ -1,25 +1,26 @@
-"""Second-order rounding of every layer at every precision, where only weights are quantized.
+"""Second-order rounding of every layer at every precision, before bits are assigned.
 
-All layers read what the float network gives them: candidates of one layer fit to those of any other.
+All layers read what the float network gives them, on the grid of each width: candidates of one layer fit to those of
+any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onnxcalib.algorithms.drawn_rows import BATCH, DrawnRows
+from onnxcalib.algorithms.drawn_rows import Reads
+from onnxcalib.algorithms.float_rows import FloatRows
 from onnxcalib.algorithms.layer_matrix import LayerMatrix
-from onnxcalib.algorithms.second_order import Reading, RoundedLayer, Rounder
-from onnxcalib.data.padding import positions_that_count
+from onnxcalib.algorithms.second_order import RoundedLayer, Rounder
 from onnxcalib.model.graph import GraphIndex
-from onnxcalib.model.subgraph import upstream
-from onnxcalib.plan import Candidates, LayerParams, QuantPlan
+from onnxcalib.numerics.moments import Moments
+from onnxcalib.numerics.quant_params import QuantParams, fake_quantize
+from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import Precision
-from onnxcalib.runtime.session import Session
 
-# Of the moments that are gathered at a time; where they take more, the network is run again.
-MOMENT_BYTES = 2**30
+Key = tuple[str, Precision]  # a layer at a precision
 
 
 @dataclass(frozen=True)
@@ -37,59 +38,54 @@ class CandidateRounder:
         tied = [(name, it) for name, it in keys if candidates.layers[name][it].table is not None]
         found |= dict.fromkeys(tied, RoundedLayer(None))
         index = GraphIndex(self.rounder.model.proto.graph)
-        plan = candidates.stitch({name: max(choices) for name, choices in candidates.layers.items()})
-        missing = {name for name, precision in keys if (name, precision) not in found}
-        matrices = [LayerMatrix.of(layer, index) for layer in layers if layer.name in missing]
-        for some in _chunks(matrices):
-            readings = self._readings(plan, some)
-            for matrix in some:
-                name, reading = matrix.layer.name, readings[matrix.layer.input]
-                todo = ((it, start) for it, start in candidates.layers[name].items() if (name, it) not in found)
-                for precision, start in todo:
-                    own = replace(plan, layers={name: start})
-                    rounded = self.rounder.rounded(index, matrix, reading.moments.get(matrix.reads), own, 0.0)
-                    found[name, precision] = rounded
-                    checkpoint.put((name, str(precision)), rounded)
+        with self.rounder.folder() as folder:
+            floats = FloatRows(self.rounder.model, layers, self.rounder.data, folder)
+            for tensor in dict.fromkeys(layer.input for layer in layers):
+                matrices = [LayerMatrix.of(layer, index) for layer in layers if layer.input == tensor]
+                todo = [(it, key) for it in matrices for key in keys if key[0] == it.layer.name and key not in found]
+                moments = _moments(floats, candidates, tensor, todo)
+                for matrix, key in todo:
+                    name, precision = key
+                    plan = _reading(candidates, tensor, precision.activation)
+                    plan = replace(plan, layers={name: candidates.layers[name][precision]})
+                    read = moments.get((matrix.reads, precision.activation))
+                    found[key] = self.rounder.rounded(index, matrix, read, plan, 0.0)
+                    checkpoint.put((name, str(precision)), found[key])
                     self.rounder.progress("second-order candidates", len(found), len(keys))
-
-        def best(name: str, precision: Precision, start: LayerParams) -> LayerParams:
-            return found[name, precision].params or start
-
         chosen = {
-            name: {precision: best(name, precision, start) for precision, start in choices.items()}
+            name: {precision: found[name, precision].params or start for precision, start in choices.items()}
             for name, choices in candidates.layers.items()
         }
         return replace(candidates, layers=chosen)
 
-    def _readings(self, plan: QuantPlan, matrices: Sequence[LayerMatrix]) -> dict[str, Reading]:
-        """The moments of what these layers read in the float network."""
-        tensors = list(dict.fromkeys(matrix.layer.input for matrix in matrices))
-        data = self.rounder.data
-        readers = {tensor: [it for it in matrices if it.layer.input == tensor] for tensor in tensors}
-        readings = {
-            tensor: Reading(plan, DrawnRows.of(tensor, readers[tensor], len(data)), moves=False) for tensor in tensors
-        }
-        given = {value.name for value in self.rounder.model.proto.graph.input}
-        made = [tensor for tensor in tensors if tensor not in given]
-        part, reads = upstream(self.rounder.model.proto, made)
-        session = Session(part) if made else None
-        for feed in data.batches(BATCH):
-            found = {**feed, **(session.run({name: feed[name] for name in reads}) if session is not None else {})}
-            for tensor, reading in readings.items():
-                reading.update(found[tensor], positions_that_count(feed))
-        return readings
+
+def _reading(candidates: Candidates, tensor: str, width: int) -> QuantPlan:
+    """The grids on which layers read a tensor at so many bits; one that is found at run time moves with the values."""
+    grids = candidates.inputs.get(tensor, {})
+    inputs = {tensor: grids[width]} if width in grids else {}
+    return QuantPlan(candidates.target, candidates.ranges, {}, {}, candidates.shared, inputs)
 
 
-def _chunks(matrices: Sequence[LayerMatrix]) -> Iterator[list[LayerMatrix]]:
-    """Layers in order whose moments fit into memory together."""
-    chunk: list[LayerMatrix] = []
-    held: dict[str, int] = {}
-    for matrix in matrices:
-        size = 16 * matrix.columns**2 * matrix.layer.groups
-        if chunk and matrix.layer.input not in held and sum(held.values()) + size > MOMENT_BYTES:
-            yield chunk
-            chunk, held = [], {}
-        chunk.append(matrix)
-        held[matrix.layer.input] = size
-    if chunk:
-        yield chunk
+def _moments(
+    floats: FloatRows, candidates: Candidates, tensor: str, todo: Sequence[tuple[LayerMatrix, Key]]
+) -> dict[tuple[Reads, int], Moments]:
+    """Of the rows that these layers read of a tensor, by what they read of it and the bits of its grid."""
+    reads = {matrix.reads for matrix, _ in todo if matrix.skip_reason is None}
+    widths = sorted({precision.activation for _, (_, precision) in todo})
+    found = {(each, width): Moments(moves=False) for each in reads for width in widths}
+    if not found:
+        return {}
+    grids = {width: _grids(_reading(candidates, tensor, width), tensor) for width in widths}
+    with contextlib.closing(floats.batches(tensor)) as batches:
+        for _, rows in batches:
+            for (each, width), moments in found.items():
+                read = rows[each]
+                for qparams in grids[width]:
+                    read = fake_quantize(read, qparams)
+                moments.update(rows[each], read)
+    return found
+
+
+def _grids(plan: QuantPlan, tensor: str) -> list[QuantParams]:
+    """On which a tensor lies, one after the other."""
+    return [grids[tensor] for grids in (plan.shared, plan.inputs) if tensor in grids]

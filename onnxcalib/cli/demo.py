@@ -21,7 +21,7 @@ from onnxcalib.recipe import MixedPrecisionOptions, Pipeline, Recipe, TrainingOp
 from onnxcalib.reports.write import write_report
 
 MODEL, CALIBRATION, TEST = "fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz"
-# Fewer steps than by default, and no second-order rounding of the mix: nobody likes to wait for a demo.
+# Fewer steps than by default: nobody likes to wait for a demo.
 TRAINING = TrainingOptions(steps=60)
 RECIPES = {
     "w8a8_plain": Recipe(),
@@ -33,7 +33,6 @@ RECIPES = {
         bits="w4a4,w8a8",
         mixed_precision=MixedPrecisionOptions(compression=0.2),
         training=TRAINING,
-        rounding="nearest",
     ),
 }
 

@@ -46,7 +46,7 @@ from onnxcalib.pipeline.job import Job, Start, kept_float, left_float, start
 from onnxcalib.pipeline.left_weights import with_left_weights_stored
 from onnxcalib.pipeline.loading import Part, parts_of, parts_to_drop, without
 from onnxcalib.pipeline.result import Outcome, Result
-from onnxcalib.pipeline.rounding import rounded_and_tuned, rounds_candidates
+from onnxcalib.pipeline.rounding import rounded_and_tuned, rounds_candidates, trains_candidates
 from onnxcalib.pipeline.sound import at_base, judged_at_the_end, warn_of_broken, with_sound_outputs
 from onnxcalib.pipeline.stages import better_of, equalize, final_scales, smooth, training_pays, trains_end_to_end
 from onnxcalib.plan import Candidates, LeftFloat, QuantPlan, StoredConstant
@@ -193,7 +193,7 @@ def _quickly_tuned(job: Job, found: Outcome) -> Outcome:
 
 
 def _advanced(job: Job) -> Outcome:
-    """Training as well: layers in parallel before bits are assigned, then one by one, end to end, or biases."""
+    """Training as well: end to end, or biases; before that by layers, where weights are rounded to nearest."""
     choose_engine(job.recipe.get("engine"))
     return _assembled(job, _trained)
 
@@ -249,9 +249,9 @@ def _assembled(job: Job, finished: Tail) -> Outcome:
     job, candidates, ranges = with_chosen_ranges(job, _candidates(job), at_base)
     job, candidates, left, _ = with_sound_outputs(job, _candidates, at_base, candidates)
     stages.check_reachable(job, candidates)
-    if rounds_candidates(job.recipe):
+    if rounds_candidates(job):
         candidates = stages.second_order_candidates(job, candidates)
-    elif job.recipe.pipeline is Pipeline.ADVANCED:
+    elif trains_candidates(job):
         candidates = stages.parallel_training(job, candidates)
     table = add_cost_tables(stages.sensitivities(job, candidates).table, job.recipe)
     tuned, finished = on_quantized_layers(_quickly_tuned), on_quantized_layers(finished)

@@ -22,11 +22,15 @@ from onnxcalib.pipeline.stages import (
     trains_end_to_end,
 )
 from onnxcalib.plan import QuantPlan
-from onnxcalib.recipe import MAX_BITS, Recipe, Rounding
+from onnxcalib.recipe import MAX_BITS, Pipeline, Rounding
 
 # Of the move for the error that arrives. All of it (1) chases noise: of ResNet-20 at three precisions, the quick-start
 # model at three and a language model, it was the best on two of the quick-start model, by 6 % of the loss and by less.
 STRENGTHS = (0.0, 0.5)
+
+# Weights of fewer bits lose far less by it than to nearest, so that layers compare otherwise; with four and more the
+# table of round to nearest assigns bits as well.
+FEW_BITS = 4
 
 # A quick tuning does not tell roundings apart whose losses differ by less than this factor: they get the whole tuning.
 CLEARLY = 1.25
@@ -84,19 +88,26 @@ def _with_float_rows(job: Job) -> Iterator[Job]:
         yield replace(job, float_rows=FloatRows(job.model, job.layers, learned_from(job), Path(folder)))
 
 
-def rounds_candidates(recipe: Recipe) -> bool:
-    """Whether bits are assigned by what second-order rounding leaves: where layers read floats, it fits any mix."""
-    return recipe.weight_only and recipe.get("rounding") is not Rounding.NEAREST and trains_end_to_end(recipe)
+def rounds_candidates(job: Job) -> bool:
+    """Whether bits are assigned by what second-order rounding leaves of each layer."""
+    least = min(precision.weight for precision in job.recipe.quantized)
+    return _is_open(job) and (job.recipe.weight_only or least < FEW_BITS)
+
+
+def trains_candidates(job: Job) -> bool:
+    """Whether layers are trained before bits are assigned: what comes of that is lost where they are rounded anew."""
+    return job.recipe.pipeline is Pipeline.ADVANCED and not _is_open(job)
+
+
+def _is_open(job: Job) -> bool:
+    """Whether second-order rounding is asked for, or left to us: nothing is chosen by samples it was learned from."""
+    rounding = job.recipe.get("rounding")
+    if rounding is not Rounding.AUTO:
+        return rounding is Rounding.SECOND_ORDER
+    return trains_end_to_end(job.recipe) and why_not_parted(job.data) is None
 
 
 def _tried(job: Job, plan: QuantPlan) -> bool:
     """Whether it is asked for, or left to us and likely to gain: eight bits leave little to make good."""
-    rounding = job.recipe.get("rounding")
-    if rounding is not Rounding.AUTO:
-        return rounding is Rounding.SECOND_ORDER
-    # Nothing is chosen by samples that it was learned from.
-    return (
-        trains_end_to_end(job.recipe)
-        and why_not_parted(job.data) is None
-        and any(precision.weight < MAX_BITS for precision in plan.precisions.values())
-    )
+    asked = job.recipe.get("rounding") is Rounding.SECOND_ORDER
+    return asked or (_is_open(job) and any(each.weight < MAX_BITS for each in plan.precisions.values()))

@@ -28,6 +28,7 @@ from onnxcalib.progress import Event
 from onnxcalib.recipe import RangeMethod, parse_bits
 
 MIXED = Recipe(Pipeline.ADVANCED, parse_bits("w4a4,w8a8"), compression=0.6, steps=1, ranges=RangeMethod.MINMAX, seed=2)
+BY_LAYERS = dataclasses.replace(MIXED, rounding="nearest")  # layers are trained one by one
 
 
 class Heard:
@@ -60,7 +61,7 @@ class Stop(BaseException):
 
 def test_cut_off_after_every_single_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run stores one more value and dies, with one worker or two in turn."""
-    model, folder, recipe = two_gemms("Relu", 40), tmp_path / "run", dataclasses.replace(MIXED, compression=0.9)
+    model, folder, recipe = two_gemms("Relu", 40), tmp_path / "run", dataclasses.replace(BY_LAYERS, compression=0.9)
     data = feed_for(model, 24)
     whole = quantized(model, data, recipe)
     put = Store.put
@@ -103,7 +104,6 @@ def test_a_changed_aim_repeats_only_what_depends_on_it(tmp_path: Path) -> None:
         "statistics",
         "ranges",
         "output noise",
-        "parallel training",
         "sensitivity",
     ]
     assert bytes_ == quantized(model, data, changed)
@@ -117,15 +117,15 @@ def test_options_of_training_leave_the_statistics_alone(tmp_path: Path) -> None:
     quantized(model, data, dataclasses.replace(light, ranges=RangeMethod.MSE), run_dir=tmp_path, progress=heard)
     assert heard.computed[0] == "ranges"
     heard = Heard()
-    quantized(model, data, MIXED, run_dir=tmp_path, progress=heard)
+    quantized(model, data, BY_LAYERS, run_dir=tmp_path, progress=heard)
     assert heard.computed[0] == "parallel"
 
 
 def test_another_seed_never_returns_what_the_first_one_trained(tmp_path: Path) -> None:
     model = conv_net()
     data, heard = feed_for(model, 24), Heard()
-    quantized(model, data, run_dir=tmp_path)
-    other = dataclasses.replace(MIXED, seed=MIXED.seed + 1)
+    quantized(model, data, BY_LAYERS, run_dir=tmp_path)
+    other = dataclasses.replace(BY_LAYERS, seed=MIXED.seed + 1)
     assert quantized(model, data, other, run_dir=tmp_path, progress=heard) == quantized(model, data, other)
     assert {"parallel", "sequential", "end-to-end"} <= set(heard.computed)
 

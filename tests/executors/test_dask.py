@@ -23,7 +23,14 @@ from onnxcalib.recipe import RangeMethod, parse_bits
 
 distributed = pytest.importorskip("distributed")
 
-MIXED = Recipe(Pipeline.ADVANCED, parse_bits("w3a4,w4a8,w8a8"), compression=0.7, steps=40, ranges=RangeMethod.MINMAX)
+MIXED = Recipe(
+    Pipeline.ADVANCED,
+    parse_bits("w3a4,w4a8,w8a8"),
+    compression=0.7,
+    steps=40,
+    ranges=RangeMethod.MINMAX,
+    rounding="nearest",  # layers are trained one by one
+)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,14 @@ from onnxcalib.executors.local import LocalExecutor
 from onnxcalib.executors.workers import Workers, find_workers
 from onnxcalib.recipe import RangeMethod, parse_bits
 
-MIXED = Recipe(Pipeline.ADVANCED, parse_bits("w3a4,w4a8,w8a8"), compression=0.7, steps=2, ranges=RangeMethod.MINMAX)
+MIXED = Recipe(
+    Pipeline.ADVANCED,
+    parse_bits("w3a4,w4a8,w8a8"),
+    compression=0.7,
+    steps=2,
+    ranges=RangeMethod.MINMAX,
+    rounding="nearest",  # layers are trained one by one
+)
 
 
 class Elsewhere(Executor):

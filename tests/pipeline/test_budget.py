@@ -55,8 +55,8 @@ def assert_fewest_bits(result: Result) -> None:
 def test_the_promise_is_kept_on_samples_that_nothing_else_saw() -> None:
     data = labelled()
     spread = float(data["labels"].var())
-    loose, tight = (quantize(conv_net(), data, asked(max_drop=share * spread)) for share in (10.0, 0.01))
-    for result, most in ((loose, 10 * spread), (tight, 0.01 * spread)):
+    loose, tight = (quantize(conv_net(), data, asked(max_drop=share * spread)) for share in (10.0, 0.001))
+    for result, most in ((loose, 10 * spread), (tight, 0.001 * spread)):
         assert result.budget is not None
         assert result.budget.proof.samples == SAMPLES // 2
         assert result.budget.proof.before == pytest.approx(0, abs=1e-9)

@@ -92,17 +92,22 @@ def test_roundings_that_a_quick_tuning_does_not_tell_apart_get_the_whole_one(
     assert losses[Rounding.AUTO] == min(losses.values())
 
 
-def tried(recipe: Recipe, samples: int = 24) -> bool:
+def stages_of(model: onnx.ModelProto, recipe: Recipe, samples: int) -> list[str]:
     stages: list[str] = []
 
     class Heard:
         def __call__(self, *_told: object) -> None: ...
 
         def event(self, event: Event) -> None:
-            stages.append(event.values.get("stage", ""))
+            if event.name == "stage_end":
+                stages.append(event.values["stage"])
 
-    quantize(two_gemms(), feed_for(two_gemms(), samples), recipe, progress=Heard())
-    return "second-order" in stages
+    quantize(model, feed_for(model, samples), recipe, progress=Heard(), workers=1)
+    return stages
+
+
+def tried(recipe: Recipe, samples: int = 24) -> bool:
+    return "second-order" in stages_of(two_gemms(), recipe, samples)
 
 
 def test_when_it_is_tried() -> None:
@@ -113,6 +118,32 @@ def test_when_it_is_tried() -> None:
     assert not tried(light("8"))  # nothing to gain
     assert not tried(light("w4a8"), samples=4)  # nothing to judge by
     assert not tried(Recipe(bits=parse_bits("w4a8")))
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "bits", "options", "samples", "stage"),
+    [
+        ("light", "w4a4,w8a8", {}, 24, None),
+        ("light", "w2a4,w8a8", {}, 24, "second-order candidates"),
+        ("light", "w4,w8", {}, 24, "second-order candidates"),
+        ("light", "w2a4,w8a8", {"rounding": "nearest"}, 24, None),
+        ("light", "w2a4,w8a8", {}, 1, None),  # nothing is held out, so that weights stay rounded to nearest
+        ("advanced", "w4a4,w8a8", {}, 24, None),
+        ("advanced", "w3a4,w8a8", {}, 24, "second-order candidates"),
+        ("advanced", "w4a4,w8a8", {"rounding": "nearest"}, 24, "parallel"),
+        ("advanced", "w4a4,w8a8", {"training": "paper"}, 24, "parallel"),
+        ("advanced", "w4a4,w8a8", {"layer_optimizer": "adaround"}, 24, "parallel"),
+        ("advanced", "w4a4,w8a8", {}, 1, "parallel"),
+    ],
+)
+def test_what_bits_are_assigned_by(
+    pipeline: str, bits: str, options: dict[str, str], samples: int, stage: str | None
+) -> None:
+    """Layers as they will be rounded in the end, where that tells more than rounding them to nearest does."""
+    steps = {"steps": 1} if pipeline == "advanced" else {}
+    recipe = Recipe(pipeline, bits=bits, compression=0.9, ranges=RangeMethod.MINMAX, **steps, **options)
+    told = stages_of(conv_net(), recipe, samples)
+    assert [name for name in told if name in ("parallel", "second-order candidates")] == ([stage] if stage else [])
 
 
 def test_plain_has_no_choice_of_rounding() -> None:
