@@ -208,9 +208,10 @@ def _trained(job: Job, found: Outcome) -> Outcome:
         biases = stages.bias_tuning(job, plan)
         found = replace(found, rounding=rounded.chosen, tuned=tuned, end_to_end=skipped)
         return replace(found, plan=biases.plan, biases=biases)
-    if rounded.is_second_order and trains_end_to_end(job.recipe):
-        # Solved for what layers read in the quantized network: training them one by one has the same aim.
-        trained = Trained(tuned.plan, tuned.plan, tuned.after, tuned.after, solved=True)
+    solved = rounded.chosen is not None and trains_end_to_end(job.recipe)
+    if solved:
+        # For what layers read in the quantized network, taken or not: training them one by one has the same aim.
+        trained = Trained(tuned.plan, tuned.plan, tuned.after, tuned.after, solved=rounded.is_second_order)
     else:
         trained = stages.sequential_training(job, tuned.plan)
     if trains_end_to_end(job.recipe):
@@ -218,7 +219,7 @@ def _trained(job: Job, found: Outcome) -> Outcome:
         plan, trained, end_to_end = better_of(job, trained, end_to_end)
     else:
         plan, end_to_end = final_scales(job, trained.plan), None
-    told = None if trained.solved else trained
+    told = None if solved else trained
     found = replace(found, plan=plan, rounding=rounded.chosen, tuned=tuned, trained=told, end_to_end=end_to_end)
     if end_to_end is not None and plan is end_to_end.plan:  # which has trained them, on the scales that are written
         return found

@@ -27,7 +27,7 @@ SECOND = {"rounding": Rounding.SECOND_ORDER}
 
 
 def light(bits: str, **options: object) -> Recipe:
-    return Recipe(Pipeline.LIGHT, parse_bits(bits), **{"ranges": RangeMethod.MSE, **options})
+    return Recipe(bits=parse_bits(bits), **{"pipeline": Pipeline.LIGHT, "ranges": RangeMethod.MSE, **options})
 
 
 def assert_written(result: Result) -> None:
@@ -71,6 +71,11 @@ def test_it_is_not_kept_where_it_does_not_help(monkeypatch: pytest.MonkeyPatch) 
     assert kept.rounding.strength is None
     assert kept.rounding.before == kept.rounding.after
     assert kept.model.SerializeToString(deterministic=True) == plain.model.SerializeToString(deterministic=True)
+    trained = quantize(conv_net(), data, light("w4a8", pipeline=Pipeline.ADVANCED, steps=1))
+    assert trained.rounding == kept.rounding
+    assert trained.trained is None, "layers have been solved for already, if in vain"
+    assert trained.end_to_end is not None
+    assert trained.end_to_end.before == pytest.approx(kept.rounding.after, rel=0.2)
 
 
 @pytest.mark.parametrize("spread", [0.3, 30.0])
