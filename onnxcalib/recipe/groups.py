@@ -87,7 +87,7 @@ class TrainingOptions:
         schedule: Learning rates and iterations.
         engine: Who makes the gradients.
         layer_optimizer: AdaQuant or AdaRound.
-        steps: Iterations a layer.
+        steps: Iterations a layer; sixteen times as many through the whole network.
         strict: Whether to fail where an op has no gradient, instead of going on without it.
     """
 

@@ -150,7 +150,7 @@ SECTIONS = (
         _default("training", Kind.WORD, f"Learning rates and iterations: {_listed(Training)}"),
         _default("engine", Kind.WORD, f"Who makes the gradients: {_listed(Engine)}"),
         _default("layer_optimizer", Kind.WORD, f"What trains the layers: {_listed(LayerOptimizer)}"),
-        _default("steps", Kind.INTEGER, "Iterations a layer"),
+        _default("steps", Kind.INTEGER, "Iterations a layer; sixteen times as many through the whole network"),
         _default("strict", Kind.FLAG, "Fail where an op has no gradient, instead of going on without it"),
         _example("workers", Kind.INTEGER, "Jobs done side by side on this machine (else one a core)", 2),
     ), "training"),
