@@ -17,7 +17,8 @@ from models import conv_net
 from onnxcalib.algorithms.reconstruction import end_to_end
 from onnxcalib.model import model_loss
 
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ROOT / "tools"
 sys.path.insert(0, str(TOOLS))
 pytest.importorskip("matplotlib")
 curves = pytest.importorskip("curves")
@@ -126,3 +127,43 @@ def test_each_change_is_measured_once_and_compared_with_none(tmp_path: Path) -> 
     assert len({row.loss for row in rows}) == 3
     assert {row.unseen for row in rows} == {16}
     assert re.search(r"\| weights x 3 \| [0-9.]+ \([+-]\d+ %\), ", told[1])
+
+
+def test_candidates_of_every_kind_are_judged_at_every_size(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    np.savez(tmp_path / "data.npz", **correlated_data(conv_net(), 40))
+    command = [
+        sys.executable,
+        str(TOOLS / "candidate_tables.py"),
+        str(tmp_path / "net.onnx"),
+        str(tmp_path / "data.npz"),
+    ]
+    options = ["--calibrate", "24", "--bits", "w2a4,w8a8", "--size", "0.9", "--size", "0.48", "--steps", "1"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
+    heading, _, *rows = done.splitlines()
+    assert "n = 16" in heading
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    assert [(kind, size) for kind, size, *_ in cells] == [
+        (kind, size) for kind in ("nearest", "second-order", "trained") for size in ("0.9", "0.48")
+    ]
+    assert all(float(loss) > 0 for _, _, loss, *_ in cells)
+    large, small = ([int(cell[4].replace(",", "")) for cell in cells if cell[1] == size] for size in ("0.9", "0.48"))
+    assert all(one != other for one, other in zip(small, large, strict=True)), "other bits are assigned"
+
+
+def test_points_of_a_method_leave_out_sizes_that_it_does_not_reach(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are made and measured as if it had not been asked for them."""
+    folder = ROOT / "models"
+    names = ("fashion_mobilenet.onnx", "fashion_calibration.npz", "fashion_test.npz")
+    model, calibration, test = (folder / name for name in names)
+    case = curves.Case("net", model, calibration, test)
+    few = replace(case, calibration=curves.fewer(case, 16, tmp_path))
+    measuring = curves.Measuring(few, tmp_path)
+    first, second = measuring.points("integer-program", [0.01, 0.2, 0.24])
+    assert (first.asked, second.asked, first.images, first.n) == (0.2, 0.24, 16, 2000)
+    assert first.of_float < second.of_float < 0.3
+    assert first.bytes == round(first.of_float * model.stat().st_size)
+    assert "at 0.010" in capsys.readouterr().out
+    assert list(measuring.points("integer-program", [0.01])) == []

@@ -98,7 +98,7 @@ class Measuring:
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder = case, folder
-        self.images = len(np.load(case.calibration, mmap_mode="r")["input"])
+        self.images = len(next(iter(np.load(case.calibration).values())))
         self._table = cache(self._measured_table)
 
     def key(self, method: str, size: float) -> tuple[str, float, int, int | None]:
@@ -187,7 +187,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
     axis.set_title(f"{points[0].model}, n = {points[0].n:,}, {points[0].images:,} calibration images")
     # Files that are of no use would press all others to the top.
     best = max(point.top1 for point in points)
-    axis.set_ylim(max(best - 25, 0), best + 1)
+    axis.set_ylim(max(best - 15, 0), best + 1)
     axis.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
 
