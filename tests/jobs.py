@@ -20,6 +20,12 @@ def job_on(model: onnx.ModelProto, data: Any, bits: str, target: str = "ort", **
     return start(model, data, Recipe(bits=parse_bits(bits), target=target, **settings)).jobs[0]
 
 
+def trained_by_layers(steps: int) -> Recipe:
+    """Three precisions, and layers that are trained one by one before bits are assigned."""
+    bits, options = parse_bits("w3a4,w4a8,w8a8"), {"compression": 0.7, "steps": steps, "rounding": "nearest"}
+    return Recipe(Pipeline.ADVANCED, bits, ranges=RangeMethod.MINMAX, **options)
+
+
 def correlated_data(model: onnx.ModelProto, samples: int) -> Arrays:
     """Samples from which there is something to learn."""
     return {name: correlated(value, 1) for name, value in feed_for(model, samples).items()}

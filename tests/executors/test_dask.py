@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import case_in, said_by
+from jobs import trained_by_layers
 from said import one_error, refused
 
 from models import feed_for, two_gemms
@@ -19,18 +20,11 @@ from onnxcalib import Pipeline, Recipe, quantize
 from onnxcalib.executors import dask, wire
 from onnxcalib.executors.jobs import WorkerError
 from onnxcalib.executors.workers import find_workers
-from onnxcalib.recipe import RangeMethod, parse_bits
+from onnxcalib.recipe import parse_bits
 
 distributed = pytest.importorskip("distributed")
 
-MIXED = Recipe(
-    Pipeline.ADVANCED,
-    parse_bits("w3a4,w4a8,w8a8"),
-    compression=0.7,
-    steps=40,
-    ranges=RangeMethod.MINMAX,
-    rounding="nearest",  # layers are trained one by one
-)
+MIXED = trained_by_layers(40)
 
 
 @pytest.fixture(scope="module")

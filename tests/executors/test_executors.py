@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobs import trained_by_layers
 from said import refused
 
 from models import conv_net, feed_for, two_gemms
@@ -20,16 +21,9 @@ from onnxcalib.executors import wire, workers
 from onnxcalib.executors.jobs import WorkerError
 from onnxcalib.executors.local import LocalExecutor
 from onnxcalib.executors.workers import Workers, find_workers
-from onnxcalib.recipe import RangeMethod, parse_bits
+from onnxcalib.recipe import parse_bits
 
-MIXED = Recipe(
-    Pipeline.ADVANCED,
-    parse_bits("w3a4,w4a8,w8a8"),
-    compression=0.7,
-    steps=2,
-    ranges=RangeMethod.MINMAX,
-    rounding="nearest",  # layers are trained one by one
-)
+MIXED = trained_by_layers(2)
 
 
 class Elsewhere(Executor):
