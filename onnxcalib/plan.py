@@ -79,6 +79,10 @@ class QuantPlan:
         """The grid on which layers read a tensor, None if that is float or found at run time."""
         return self.inputs.get(tensor) or self.shared.get(tensor)
 
+    def grids_of(self, tensor: str) -> list[QuantParams]:
+        """Those on which layers read a tensor, one after the other."""
+        return [grids[tensor] for grids in (self.shared, self.inputs) if tensor in grids]
+
     @property
     def is_narrow(self) -> bool:
         """Whether anything has fewer than eight bits."""

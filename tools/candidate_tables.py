@@ -13,22 +13,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trained_start
-from trained_start import Samples
+from trained_start import Judge, Samples
 
-import onnxcalib
 from onnxcalib import Pipeline, Recipe
-from onnxcalib.algorithms.teacher import Teacher
-from onnxcalib.data import open_data
 from onnxcalib.errors import OnnxcalibError
-from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.job import Job, start
 from onnxcalib.pipeline.pipelines import with_equal_channels
@@ -61,7 +55,7 @@ class Study:
         """Prints a row for each kind and size."""
         job = self.job(bits, sizes[0], steps)
         unseen = self._part(slice(self.calibrate, None))
-        judge = Teacher(job.model, open_data(unseen, input_specs(job.model.proto)), job.float_loss, TEMPERATURE)
+        judge = Judge(job, unseen)
         nearest = candidates_of(job)
         count = len(next(iter(unseen.values())))
         print(f"| {self.model.stem}, {bits}, n = {count:,} | size | loss | agreement, % | bytes | s |")
@@ -76,11 +70,8 @@ class Study:
                 choices = stages.allocation(asked, candidates, table).allocation.choices
                 tuned = rounded_and_tuned(asked, nearest.stitch(choices)).best
                 plan = stages.final_scales(asked, tuned.plan)
-                with tempfile.TemporaryDirectory() as folder:
-                    path = Path(folder) / "written.onnx"
-                    onnxcalib.write_model(job.write(plan), path)
-                    (row,) = onnxcalib.evaluate([path], unseen, job.model.proto)
-                scores = f"{judge.loss_of(job.simulate(plan)):.5f} | {row.agreement:.2f} | {row.bytes:,}"
+                row, loss = judge(plan)
+                scores = f"{loss:.5f} | {row.agreement:.2f} | {row.bytes:,}"
                 print(f"| {kind} | {size:g} | {scores} | {spent:.0f} |", flush=True)
 
     def _part(self, part: slice) -> Samples:

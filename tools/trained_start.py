@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import onnxcalib
 from onnxcalib import Pipeline, Recipe
 from onnxcalib.algorithms.reconstruction.layerwise import Trained
+from onnxcalib.algorithms.teacher import Teacher
+from onnxcalib.analysis.evaluate import Evaluation
+from onnxcalib.data import open_data
+from onnxcalib.model.shapes import input_specs
+from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline import stages
 from onnxcalib.pipeline.job import Job, start
 from onnxcalib.pipeline.pipelines import with_equal_channels
 from onnxcalib.pipeline.rounding import rounded_and_tuned
+from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import parse_bits
 
 Samples = dict[str, np.ndarray[Any, Any]]
@@ -37,6 +45,23 @@ def begin(model: Path, samples: Samples, calibrate: int, bits: str) -> Begun:
     tuned = found.best
     trained = Trained(tuned.plan, tuned.plan, tuned.after, tuned.after, solved=found.is_second_order)
     return Begun(job, trained, {name: it[calibrate:] for name, it in samples.items()})
+
+
+class Judge:
+    """The samples of a network that calibration did not see."""
+
+    def __init__(self, job: Job, unseen: Samples) -> None:
+        self.job, self.unseen = job, unseen
+        data = open_data(unseen, input_specs(job.model.proto))
+        self.teacher = Teacher(job.model, data, job.float_loss, TEMPERATURE)
+
+    def __call__(self, plan: QuantPlan) -> tuple[Evaluation, float]:
+        """What the written file scores, and its softened loss."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "written.onnx"
+            onnxcalib.write_model(self.job.write(plan), path)
+            (row,) = onnxcalib.evaluate([path], self.unseen, self.job.model.proto)
+        return row, self.teacher.loss_of(self.job.simulate(plan))
 
 
 def read(data: Path, calibrate: int) -> Samples:

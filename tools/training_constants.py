@@ -15,22 +15,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import trained_start
-from trained_start import Begun
+from trained_start import Begun, Judge
 
-import onnxcalib
 from onnxcalib.algorithms.reconstruction import end_to_end
-from onnxcalib.algorithms.teacher import Teacher
-from onnxcalib.data import open_data
 from onnxcalib.model import model_loss
-from onnxcalib.model.shapes import input_specs
-from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.pipeline import stages
 from onnxcalib.plan import QuantPlan
 from onnxcalib.recipe import DEFAULTS
@@ -102,24 +96,6 @@ def _scaled(schedule: end_to_end.Schedule, change: Change) -> end_to_end.Schedul
     return replace(schedule, **{name: own[name] and own[name] * factor for name, factor in change.factors})
 
 
-class Judge:
-    """The unseen samples of a network."""
-
-    def __init__(self, begun: Begun) -> None:
-        self.job, self.unseen = begun.job, begun.unseen
-        data = open_data(begun.unseen, input_specs(begun.job.model.proto))
-        self.teacher = Teacher(begun.job.model, data, begun.job.float_loss, TEMPERATURE)
-
-    def __call__(self, plan: QuantPlan) -> tuple[int, float, float]:
-        """How many samples, the softened loss on them, and the agreement."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "written.onnx"
-            onnxcalib.write_model(self.job.write(plan), path)
-            (row,) = onnxcalib.evaluate([path], self.unseen, self.job.model.proto)
-        agreement = row.agreement if row.agreement is not None else float("nan")
-        return row.samples, self.teacher.loss_of(self.job.simulate(plan)), agreement
-
-
 def measured(begun: Begun, change: Change, steps: int) -> QuantPlan:
     """What training makes of the start with one constant changed."""
     recipe = replace(begun.job.recipe, steps=max(round(steps * change.steps), 1))
@@ -181,11 +157,13 @@ def main() -> None:
     missing = [change for change in changes if all(row.key != keys[change] for row in rows)]
     if missing:
         begun = trained_start.begin(given.model, samples, given.calibrate, given.bits)
-        judge = Judge(begun)
+        judge = Judge(begun.job, begun.unseen)
         for change in missing:
             started = stages.final_scales(begun.job, begun.trained.plan)
             plan = started if change == START else measured(begun, CHANGES[change], given.steps)
-            rows.append(Row(*keys[change], *judge(plan)))
+            scored, loss = judge(plan)
+            agreement = float("nan") if scored.agreement is None else scored.agreement
+            rows.append(Row(*keys[change], scored.samples, loss, agreement))
             write(rows, given.out)
             print(f"{given.model.stem} {change}: loss {rows[-1].loss:.5f}, {rows[-1].agreement:.2f} agree", flush=True)
     print(table(rows), end="")

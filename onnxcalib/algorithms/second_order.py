@@ -225,7 +225,7 @@ class Reading:
 
     def __init__(self, plan: QuantPlan, rows: DrawnRows, *, moves: bool) -> None:
         self._rows = rows
-        self._grids = [grids[rows.tensor] for grids in (plan.shared, plan.inputs) if rows.tensor in grids]
+        self._grids = plan.grids_of(rows.tensor)
         self._dynamic = rows.tensor in plan.dynamic
         self._batches = 0
         self.moments = {reads: Moments(moves=moves) for reads in rows.matrices}

@@ -16,7 +16,7 @@ from onnxcalib.algorithms.layer_matrix import LayerMatrix
 from onnxcalib.algorithms.second_order import RoundedLayer, Rounder
 from onnxcalib.model.graph import GraphIndex
 from onnxcalib.numerics.moments import Moments
-from onnxcalib.numerics.quant_params import QuantParams, fake_quantize
+from onnxcalib.numerics.quant_params import fake_quantize
 from onnxcalib.plan import Candidates, QuantPlan
 from onnxcalib.recipe import Precision
 
@@ -75,7 +75,7 @@ def _moments(
     found = {(each, width): Moments(moves=False) for each in reads for width in widths}
     if not found:
         return {}
-    grids = {width: _grids(_reading(candidates, tensor, width), tensor) for width in widths}
+    grids = {width: _reading(candidates, tensor, width).grids_of(tensor) for width in widths}
     with contextlib.closing(floats.batches(tensor)) as batches:
         for _, rows in batches:
             for (each, width), moments in found.items():
@@ -84,8 +84,3 @@ def _moments(
                     read = fake_quantize(read, qparams)
                 moments.update(rows[each], read)
     return found
-
-
-def _grids(plan: QuantPlan, tensor: str) -> list[QuantParams]:
-    """On which a tensor lies, one after the other."""
-    return [grids[tensor] for grids in (plan.shared, plan.inputs) if tensor in grids]

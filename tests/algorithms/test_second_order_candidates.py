@@ -81,8 +81,8 @@ def _error(
             assert index.value(tensor.name).shape == values[tensor.name].shape
             tensor.CopyFrom(onnx.numpy_helper.from_array(values[tensor.name].astype(np.float32), tensor.name))
     got = run(with_outputs(changed, [output]), data)[output]
-    centred = (got - exact[output]).astype(np.float64)
-    return float((centred**2).mean())
+    off = (got - exact[output]).astype(np.float64)
+    return float((off**2).mean())
 
 
 def test_grids_of_tensors_and_precisions_stay() -> None:
