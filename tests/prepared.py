@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 
 from models import feed_for, run
+from onnxcalib.model.equalize import equalized_as
 from onnxcalib.model.io import read_model
 from onnxcalib.model.prepare import Model, prepare
+from onnxcalib.model.read import read_prepared
+from onnxcalib.targets import find_target
 
 
 def prepared(model: onnx.ModelProto) -> Model:
@@ -18,6 +23,11 @@ def prepared(model: onnx.ModelProto) -> Model:
     onnx.checker.check_model(ready.proto)
     assert_same_outputs(model, ready.proto)
     return ready
+
+
+def scaled_as(model: onnx.ModelProto | Path, written: onnx.ModelProto, target: str = "ort") -> onnx.ModelProto:
+    """The prepared float model with its channels scaled as in a file that was made from it."""
+    return equalized_as(read_prepared(model, find_target(target)), written).proto
 
 
 def assert_same_outputs(model: onnx.ModelProto, other: onnx.ModelProto) -> None:

@@ -2,79 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from onnxcalib.algorithms.channel_factors import Channels, Reader, best_exponents
+from onnxcalib.algorithms.held import Held
 from onnxcalib.data import Dataset, first
-from onnxcalib.model.equalize import DIGITS, QUARTERS, EqualizationPair, Exponents, IntArray
+from onnxcalib.model.channel_groups import ChannelGroup
+from onnxcalib.model.equalize import QUARTERS, Exponents, IntArray
+from onnxcalib.model.graph import GraphIndex
 from onnxcalib.model.prepare import Model
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.progress import Progress
+from onnxcalib.recipe import Precision
 from onnxcalib.runtime.session import DRAWN_BYTES, Session, fitting_batch, stream
 
 FloatArray = npt.NDArray[np.float64]
 
 SAMPLES = 256
 VALUES = 2048  # of a channel that are looked at, as many of each sample
-STEPS = 15  # of the grid that a channel's range is found for
-SILENT = 1e-3  # of the loudest channel's range: what lies below is not worth a factor
-SHARES = np.linspace(0.2, 1.0, 17)  # of its peak that a channel's range may be
 
 
 @dataclass(frozen=True)
 class Equalization:
-    """What brings the channels of layers to the range of their loudest."""
+    """What brings the channels of layers nearer to the range of their loudest."""
 
     exponents: Exponents
 
 
 def measure_channels(
-    model: Model, pairs: Sequence[EqualizationPair], data: Dataset, progress: Progress
+    model: Model,
+    groups: Sequence[ChannelGroup],
+    precisions: Mapping[str, Precision],
+    data: Dataset,
+    progress: Progress,
 ) -> Equalization:
-    """Requires layers that can be equalized; those whose channels are even already are left out."""
-    if not pairs:
+    """Requires groups that can be equalized, and what layers will have; those that are even already are left out."""
+    if not groups:
         return Equalization({})
-    data, rng = first(data, SAMPLES), np.random.default_rng(0)
-    names = [each.maker.activated for each in pairs]
-    kept: dict[str, list[FloatArray]] = {name: [] for name in names}
-    peaks = dict.fromkeys(names, np.zeros(()))
+    found: dict[str, IntArray] = {}
+    index = GraphIndex(model.proto.graph)
+    with tempfile.TemporaryDirectory(prefix="onnxcalib_") as folder:
+        watched = _watched(model, groups, first(data, SAMPLES), Path(folder), progress)
+        for group in groups:
+            seen = {name: Channels.of(watched.magnitudes(name), group.channels) for name in group.read}
+            room = np.full(group.channels, np.inf)
+            for name in group.clipped:
+                peaks = watched.peaks[name]
+                left = np.log2(group.limit / np.where(peaks > 0, peaks, 1.0))
+                room = np.minimum(room, np.floor(QUARTERS * left))
+            readers = {it.name: Reader.of(it, index.value(it.weight), group.channels) for it in group.readers}
+            exponents = best_exponents(group, seen, room, readers, precisions)
+            if exponents.any():
+                found |= {maker.name: exponents for maker in group.makers}
+    return Equalization(found)
+
+
+@dataclass
+class _Watched:
+    """Of some tensors: the peak of each channel, and drawn magnitudes that wait on disk."""
+
+    peaks: dict[str, FloatArray]
+    held: dict[str, Held]
+
+    def magnitudes(self, name: str) -> FloatArray:
+        """A row for each channel."""
+        return np.concatenate(list(self.held[name].batches()), axis=1).astype(np.float64)
+
+
+def _watched(model: Model, groups: Sequence[ChannelGroup], data: Dataset, folder: Path, progress: Progress) -> _Watched:
+    names = list(dict.fromkeys(name for group in groups for name in (*group.read, *group.clipped)))
+    held = {name: Held(folder / f"{place}.bin") for place, name in enumerate(names)}
+    watched, rng = _Watched(dict.fromkeys(names, np.zeros(())), held), np.random.default_rng(0)
     of_each, done = -(-VALUES // len(data)), 0
     session = Session(with_outputs(model.proto, names), model.source)
     for samples, tensors in stream(session, data, fitting_batch(session, data, DRAWN_BYTES)):
         for name in names:
             values = np.abs(np.moveaxis(tensors[name], 1, 0).reshape(tensors[name].shape[1], -1))
-            peaks[name] = np.maximum(peaks[name], values.max(1))
-            kept[name].append(values[:, rng.integers(values.shape[1], size=of_each * samples)].astype(np.float64))
+            watched.peaks[name] = np.maximum(watched.peaks[name], values.max(1))
+            held[name].append(values[:, rng.integers(values.shape[1], size=of_each * samples)])
         done += samples
         progress("equalize", min(done, len(data)), len(data))
-    found = {}
-    for each, name in zip(pairs, names, strict=True):
-        exponents = _exponents(np.concatenate(kept[name], axis=1), peaks[name], each.limit)
-        if exponents.any():
-            found[each.maker.name] = exponents
-    return Equalization(found)
-
-
-def _exponents(values: FloatArray, peaks: FloatArray, limit: float) -> IntArray:
-    ranges = best_ranges(values)
-    loud = ranges > SILENT * ranges.max()
-    exponents = np.zeros(len(ranges))
-    exponents[loud] = np.rint(QUARTERS * np.log2(ranges.max() / ranges[loud]))
-    # Where the activation cuts, a channel must not begin to be cut.
-    room = np.floor(QUARTERS * np.log2(limit / np.where(peaks > 0, peaks, 1.0)))
-    return np.asarray(np.clip(np.minimum(exponents, room), 0, len(DIGITS) - 1), np.int64)
-
-
-def best_ranges(values: FloatArray) -> FloatArray:
-    """For each row the top of the grid that rounds it with the least squared error."""
-    peaks: FloatArray = values.max(1)
-    least, best = np.full(len(values), np.inf), peaks.copy()
-    for share in SHARES:
-        step = np.maximum(share * peaks / STEPS, np.finfo(np.float64).tiny)[:, None]
-        errors = ((np.minimum(np.rint(values / step), STEPS) * step - values) ** 2).mean(1)
-        better = errors < least
-        least, best = np.where(better, errors, least), np.where(better, share * peaks, best)
-    return best
+    return watched

@@ -1,22 +1,25 @@
-"""Channels brought to one range before a depthwise layer.
+"""Channels of a tensor brought nearer to one range: layers that make them are scaled, and layers that read them.
 
-That costs nothing: the layer that makes a channel and the one that reads it both have a weight scale for it.
+Before a depthwise layer that costs nothing: the layer that makes a channel and the one that reads it both have a weight
+scale for it. Other layers that read it take quiet channels over into their weights.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from onnxcalib.model.channel_groups import ChannelGroup, find_channel_groups, inputs_of
 from onnxcalib.model.external import values_of
 from onnxcalib.model.fold import BatchNorm
-from onnxcalib.model.graph import GraphIndex, activation_bounds
 from onnxcalib.model.io import copied
 from onnxcalib.model.layers import Layer, find_layers
 from onnxcalib.model.prepare import Model
@@ -24,55 +27,31 @@ from onnxcalib.model.smoothing import smoothed, smoothing_of
 from onnxcalib.targets import Target
 
 IntArray = npt.NDArray[np.int64]
-Exponents = Mapping[str, IntArray]  # by the layer that makes the channels, in quarters
+FloatArray = npt.NDArray[np.float32]
+Exponents = Mapping[str, IntArray]  # by layer that makes channels, in quarters
 
 QUARTERS = 4  # to a factor of two
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # one tells an exponent
+MOST = len(DIGITS) - 1  # quarters
 METADATA = "onnxcalib.channel_exponents"
+ONE = np.ones(1, np.float32)
 
 
-@dataclass(frozen=True)
-class EqualizationPair:
-    """A layer whose channels only depthwise layers read."""
-
-    maker: Layer
-    readers: tuple[Layer, ...]
-    limit: float  # where its activation cuts; a channel must not be brought above it
-
-
-def find_equalization_pairs(model: Model, layers: Sequence[Layer], target: Target) -> list[EqualizationPair]:
-    """The layers that can be equalized, given those that are quantized."""
+def find_equalization_groups(model: Model, layers: Sequence[Layer], target: Target) -> list[ChannelGroup]:
+    """The groups that can be equalized, given the layers that are quantized."""
     if target.float_activations or not target.has_channels("Conv"):
         return []
-    index, by_name = GraphIndex(model.proto.graph), {layer.name: layer for layer in layers}
-    found = []
-    for layer in layers:
-        limit = _limit(index, layer)
-        nodes = index.readers.get(layer.activated, [])
-        readers = [by_name[node.name] for node in nodes if node.name in by_name]
-        own = [name for each in (layer, *readers) for name in (each.weight, each.bias) if name]
-        if (
-            layer.op == "Conv"
-            and limit is not None
-            and readers
-            and len(readers) == len(nodes)
-            and layer.activated not in index.outputs
-            and all(reader.is_depthwise and reader.input == layer.activated for reader in readers)
-            and all(len(index.readers[name]) == 1 for name in own)
-        ):
-            found.append(EqualizationPair(layer, tuple(readers), limit))
-    return found
+    names = {layer.name for layer in layers}
+    groups = find_channel_groups(model, find_layers(model).layers)
+    return [
+        group
+        for group in groups
+        if all(layer.name in names for layer in (*group.makers, *group.readers))
+        and all(target.has_channels(layer.op) for layer in group.makers)
+    ]
 
 
-def _limit(index: GraphIndex, layer: Layer) -> float | None:
-    """Where the activation cuts; None where a factor does not pass through it."""
-    if layer.activation in (None, "LeakyRelu"):
-        return np.inf
-    bounds = activation_bounds(index.producers[layer.activated], index.constant)
-    return bounds[1] if bounds is not None and bounds[0] == 0 else None
-
-
-def factors_of(exponents: IntArray) -> npt.NDArray[np.float32]:
+def factors_of(exponents: IntArray) -> FloatArray:
     """What channels are multiplied by."""
     return np.exp2(exponents / QUARTERS).astype(np.float32)
 
@@ -81,39 +60,64 @@ def equalized(model: Model, exponents: Exponents) -> Model:
     """The same function, but for the rounding of float32, with scaled channels; its metadata says which."""
     if not exponents:
         return model
-    layers = find_layers(model).layers
-    made = {layer.activated: layer for layer in layers if len(exponents.get(layer.name, ())) == layer.channels}
-    factors = {layer.name: factors_of(exponents[layer.name]) for layer in made.values()}
-    scales: dict[str, npt.NDArray[np.float32]] = {}  # of initialisers, along their first axis
-    for layer in layers:
-        own = factors.get(layer.name, np.ones(1, np.float32))
-        read = np.ones(1, np.float32)
-        if layer.input in made:
-            before = made[layer.input]
-            read = np.repeat(factors[before.name], layer.channels // before.channels)
-        scales[layer.weight] = own / read
-        if layer.bias is not None:
-            scales[layer.bias] = own
+    groups = find_channel_groups(model, find_layers(model).layers)
+    groups = [group for group in groups if _fits(group, exponents)]
+    made: dict[str, FloatArray] = {}
+    scales: dict[str, FloatArray] = {}  # of initialisers, in a shape that broadcasts
+    for group in groups:
+        factors = factors_of(exponents[group.makers[0].name])
+        for layer in group.makers:
+            made[layer.name] = factors
+            scales[layer.weight] = scales.get(layer.weight, ONE) * _of_outputs(layer, factors)
+            if layer.bias is not None:
+                scales[layer.bias] = factors
+        for layer in group.readers:
+            scales[layer.weight] = scales.get(layer.weight, ONE) / _of_inputs(layer, factors)
     proto = copied(model.proto)
     for tensor in proto.graph.initializer:
         if tensor.name in scales and (scales[tensor.name] != 1).any():
             value = values_of(tensor)
-            scale = scales[tensor.name].reshape(-1, *[1] * (value.ndim - 1))
-            tensor.CopyFrom(numpy_helper.from_array((value * scale).astype(value.dtype), tensor.name))
-    told = {name: "".join(DIGITS[value] for value in exponents[name]) for name in factors}
-    onnx.helper.set_model_props(proto, {**properties(proto), METADATA: json.dumps(told)})
+            tensor.CopyFrom(numpy_helper.from_array((value * scales[tensor.name]).astype(value.dtype), tensor.name))
+    told = {name: "".join(DIGITS[value] for value in exponents[name]) for name in made}
+    packed = base64.b85encode(zlib.compress(json.dumps(told).encode(), 9)).decode()  # digits take a third of it
+    onnx.helper.set_model_props(proto, {**properties(proto), METADATA: packed})
     norms = {
-        name: BatchNorm(norm.gamma * factors[name], norm.beta * factors[name], norm.eps) if name in factors else norm
+        name: BatchNorm(norm.gamma * made[name], norm.beta * made[name], norm.eps) if name in made else norm
         for name, norm in model.batch_norms.items()
     }
     return replace(model, proto=proto, batch_norms=norms)
+
+
+def _fits(group: ChannelGroup, exponents: Exponents) -> bool:
+    """Whether there is an exponent for each channel, of all layers that make it the same."""
+    told = [exponents.get(maker.name) for maker in group.makers]
+    wanted = told[0]
+    if wanted is None or len(wanted) != group.channels:
+        return False
+    return all(each is not None and np.array_equal(each, wanted) for each in told)
+
+
+def _of_outputs(layer: Layer, factors: FloatArray) -> FloatArray:
+    """Factors of what a layer makes, in a shape that its weight takes."""
+    shape = [1] * len(layer.weight_shape)
+    shape[layer.channel_axis] = len(factors)
+    return factors.reshape(shape)
+
+
+def _of_inputs(layer: Layer, factors: FloatArray) -> FloatArray:
+    """The same of what it reads: a flattened map has several values of a channel, a group of a Conv some channels."""
+    if layer.op == "Gemm":
+        spread = np.repeat(factors, inputs_of(layer) // len(factors))
+        return spread[None, :] if layer.channel_axis == 0 else spread[:, None]
+    rows = np.repeat(factors.reshape(layer.groups, -1), layer.channels // layer.groups, axis=0)
+    return rows.reshape(*rows.shape, *[1] * (len(layer.weight_shape) - 2))
 
 
 def equalization_in_words(proto: onnx.ModelProto) -> list[str]:
     """Whose channels a file has scaled."""
     words = []
     if scaled := exponents_of(proto):
-        words.append(f"{len(scaled)} layers before depthwise ones")
+        words.append(f"channels of {len(scaled)} layers")
     if sites := smoothing_of(proto):
         words.append(f"{len(sites)} norms and projections before products that read outliers")
     return words
@@ -127,9 +131,10 @@ def equalized_as(model: Model, file: onnx.ModelProto) -> Model:
 def exponents_of(proto: onnx.ModelProto) -> dict[str, IntArray]:
     """What a file says of its channels; nothing where another tool wrote it."""
     try:
-        told = json.loads(properties(proto).get(METADATA, "{}"))
+        packed = properties(proto).get(METADATA)
+        told = {} if packed is None else json.loads(zlib.decompress(base64.b85decode(packed), bufsize=1 << 20))
         return {name: np.array([DIGITS.index(digit) for digit in digits], np.int64) for name, digits in told.items()}
-    except (ValueError, AttributeError, TypeError):  # somebody else's use of our name
+    except (ValueError, AttributeError, TypeError, zlib.error):  # somebody else's use of our name
         return {}
 
 

@@ -53,7 +53,7 @@ def _touched(site: Site) -> set[str]:
     return {*site.made_by, *(layer.weight for layer in site.readers)}
 
 
-def _lowest(job: Job) -> dict[str, Precision]:
+def lowest(job: Job) -> dict[str, Precision]:
     """Every layer at the lowest precision on offer, where outliers do the most harm."""
     if len(job.recipe.bits) == 1:
         return uniform_precisions(job.layers, job.points, job.recipe)
@@ -66,7 +66,7 @@ class _Trials:
 
     def __init__(self, job: Job, data: Dataset, held_out: Dataset) -> None:
         self.job, self.data = job, data
-        self.precisions = _lowest(job)
+        self.precisions = lowest(job)
         self.teacher = Teacher(job.model, held_out, job.float_loss, TEMPERATURE)
 
     def least(self, found: Mapping[str, IntArray], kinds: Mapping[str, SiteKind]) -> dict[str, IntArray]:

@@ -104,6 +104,8 @@ def quantize(  # noqa: PLR0913
                 check_mixed(recipe, job.layers)
         if recipe.pipeline is not Pipeline.PLAIN:
             _tell_if_nothing_is_held_out(begun.jobs)
+        if recipe.pipeline is Pipeline.ADVANCED:
+            choose_engine(recipe.get("engine"))
         equal = replace(begun, jobs=tuple(with_equal_channels(job) for job in begun.jobs))
         done = with_left_weights_stored(equal, [_run(job) for job in equal.jobs])
         result = replace(_joined(*done), reads=reads)
@@ -194,7 +196,6 @@ def _quickly_tuned(job: Job, found: Outcome) -> Outcome:
 
 def _advanced(job: Job) -> Outcome:
     """Training as well: end to end, or biases; before that by layers, where weights are rounded to nearest."""
-    choose_engine(job.recipe.get("engine"))
     return _assembled(job, _trained)
 
 

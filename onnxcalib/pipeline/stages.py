@@ -43,7 +43,7 @@ from onnxcalib.mixed_precision.request import (
     uniform_precisions,
 )
 from onnxcalib.mixed_precision.table import SensitivityTable
-from onnxcalib.model.equalize import equalized, exponents_of, find_equalization_pairs
+from onnxcalib.model.equalize import equalized, exponents_of, find_equalization_groups
 from onnxcalib.model.layers import find_layers
 from onnxcalib.model.smoothing import smoothing_of
 from onnxcalib.model.subgraph import with_outputs
@@ -51,7 +51,7 @@ from onnxcalib.model.switches import SwitchedModel, write_switched
 from onnxcalib.numerics.losses import TEMPERATURE
 from onnxcalib.numerics.metric import Drop
 from onnxcalib.pipeline.dynamic import static_tensors
-from onnxcalib.pipeline.equalizing import find_smoothing, with_smoothing
+from onnxcalib.pipeline.equalizing import find_smoothing, lowest, with_smoothing
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.ranges import rounded
 from onnxcalib.pipeline.stage import Stage, stage
@@ -78,12 +78,12 @@ LIMITS = ("compression", "max_loss", "limits", "costs", "minimise")
 TRAINING = ("engine", "layer_optimizer", "schedule", "steps", "seed", "strict")
 
 
-@stage("equalization")
+@stage("equalization", PRECISIONS)
 def equalization(job: Job) -> Equalization:
     """What scales channels so that they share a grid well."""
     # A branch of an If keeps no metadata that could tell of it.
-    pairs = find_equalization_pairs(job.model, job.layers, job.target) if job.branch is None else []
-    return measure_channels(job.model, pairs, job.data, job.progress)
+    groups = find_equalization_groups(job.model, job.layers, job.target) if job.branch is None else []
+    return measure_channels(job.model, groups, lowest(job), job.data, job.progress)
 
 
 def equalize(job: Job, found: Equalization) -> Job:

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from jobs import plan_of
 from onnx import numpy_helper
+from prepared import scaled_as
 from tuning import SAMPLES, job_for, stats, tuner_of
 
 from models import (
@@ -183,8 +184,8 @@ def test_the_codes_are_those_before(bits: str, target: str) -> None:
     model = conv_net()
     data, chosen = feed_for(model, 48), parse_bits(bits)
     shared = {"bits": chosen, "target": target, "ranges": RangeMethod.MINMAX}
-    plain = quantize_model(model, data, Recipe(**shared))
     tuned = quantize_model(model, data, Recipe(Pipeline.LIGHT, rounding=Rounding.NEAREST, **shared))
+    plain = quantize_model(scaled_as(model, tuned.model, target), data, Recipe(**shared))
     assert tuned.tuned is not None
     assert tuned.tuned.rounds > 0
     assert stored_codes(tuned.model) == stored_codes(plain.model)

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from by_hand import held_out_loss
 from jobs import job_on, plan_of
+from prepared import scaled_as
 from tuning import Judge, job_for, tuner_of
 
 from models import Arrays, conv_net, feed_for, run
@@ -116,9 +117,9 @@ def test_data_that_cannot_be_parted_is_both(kind: Callable) -> None:
 def test_grids_of_activations_stay() -> None:
     model = conv_net()
     shared = {"bits": (Precision(3, 4),), "ranges": RangeMethod.MINMAX}
-    plain, tuned = (
-        quantize_model(model, feed_for(model, 32), Recipe(it, **shared)) for it in (Pipeline.PLAIN, Pipeline.LIGHT)
-    )
+    data = feed_for(model, 32)
+    tuned = quantize_model(model, data, Recipe(Pipeline.LIGHT, **shared))
+    plain = quantize_model(scaled_as(model, tuned.model), data, Recipe(**shared))
 
     def all_qparams(plan: QuantPlan) -> dict[str, QuantParams]:
         return {**plan.shared, **plan.inputs}

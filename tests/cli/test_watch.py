@@ -81,7 +81,8 @@ def test_quiet_otherwise(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     code, out, err = said_by(capsys, *light(folder, tmp_path / "small.onnx"))
     assert (code, out) == (0, "")
     lines = err.splitlines()
-    assert len(lines) == 6
+    assert len(lines) == 7
+    names(lines[1], "equalization")
     names(lines[-2], "lost", "y", "dB")
     names(lines[-1], "next", "onnxcalib")
     code, _out, err = said_by(capsys, *light(folder, tmp_path / "small.onnx"), "-v", "--json")

@@ -52,7 +52,7 @@ def test_the_demo_model_loses_less_than_by_rounding_to_nearest() -> None:
 
 
 def test_it_is_not_kept_where_it_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = correlated_data(conv_net(), 24)
+    data = correlated_data(conv_net(), 64)
     plain = quantize(conv_net(), data, light("w4a8", rounding=Rounding.NEAREST))
     assert plain.rounding is None
     worse = rounding.second_order_rounding

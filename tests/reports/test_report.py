@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 from command_line import call, case_in
+from prepared import scaled_as
 from said import names, refused
 
 from models import conv_net, feed_for, run
@@ -25,7 +26,6 @@ from onnxcalib.analysis.advice import advice
 from onnxcalib.analysis.layer_rows import layer_rows
 from onnxcalib.data import first, open_data, shuffled
 from onnxcalib.model.quantized import read_quantized
-from onnxcalib.model.read import read_prepared
 from onnxcalib.model.shapes import input_specs
 from onnxcalib.model.subgraph import with_outputs
 from onnxcalib.recipe import parse_bits, read_recipe
@@ -34,7 +34,6 @@ from onnxcalib.reports.figures import bits
 from onnxcalib.reports.names import LONGEST, MOST, label_layers, short
 from onnxcalib.reports.svg import finish
 from onnxcalib.reports.write import DIAGNOSED, check_report, publish
-from onnxcalib.targets import find_target
 
 SECTIONS = (
     "outcome", "bits", "network", "sensitivity", "curve", "layers", "histograms", "tuning", "size", "float", "repeat",
@@ -151,8 +150,8 @@ def test_figures_are_files_too(mixed: Path) -> None:
 
 
 def test_noise_in_the_numbers_is_that_of_plain_onnxruntime(mixed: Path) -> None:
-    ready = read_prepared(mixed.with_name("model.onnx"), find_target("ort")).proto
     written = onnx.load(mixed.with_name("small.onnx"))
+    ready = scaled_as(mixed.with_name("model.onnx"), written)
     looked_at = first(shuffled(open_data(mixed.with_name("data.npz"), input_specs(ready)), 0), DIAGNOSED)
     data = next(iter(looked_at.batches(DIAGNOSED)))
     rows = numbers_of(mixed)["layers"]
