@@ -167,3 +167,17 @@ def test_points_of_a_method_leave_out_sizes_that_it_does_not_reach(
     assert first.bytes == round(first.of_float * model.stat().st_size)
     assert "at 0.010" in capsys.readouterr().out
     assert list(measuring.points("integer-program", [0.01])) == []
+
+
+def test_equalization_is_measured_beside_none_of_it(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    np.savez(tmp_path / "data.npz", **correlated_data(conv_net(), 40))
+    command = [sys.executable, str(TOOLS / "equalizing.py"), *(str(tmp_path / it) for it in ("net.onnx", "data.npz"))]
+    done = subprocess.run(
+        [*command, "--calibrate", "24", "--bits", "w8a4"], capture_output=True, text=True, check=True
+    ).stdout
+    heading, _, *rows = ([cell.strip() for cell in line.strip("|\n ").split("|")] for line in done.splitlines())
+    assert "n = 16" in heading[0]
+    assert [row[2] for row in rows] == ["none", "before depthwise layers", "all"]
+    assert [int(row[-1]) for row in rows] == [0, 0, 4], "nothing is read by depthwise layers alone"
+    assert rows[0][3] == rows[1][3] != rows[2][3]

@@ -66,8 +66,9 @@ def residual(inner: str, joined: str = "Add (a, b)", **more: np.ndarray) -> onnx
 
 
 def test_an_add_joins_what_it_sums_and_grouped_layers_read_their_own() -> None:
-    inner = "k = Relu (j)  p = MaxPool <kernel_shape=[2,2]> (k)"
-    assert_scaled_alike(residual(inner), [(["stem", "branch"], ["branch", "head"])])
+    inner = "k = PRelu (j, slopes)  p = MaxPool <kernel_shape=[2,2]> (k)"
+    model = residual(inner, slopes=normal(8, 1, 1))
+    assert_scaled_alike(model, [(["stem", "branch"], ["branch", "head"])])
 
 
 def test_a_gate_lets_factors_of_what_it_multiplies_pass() -> None:
@@ -106,6 +107,7 @@ def test_a_mean_over_places_keeps_channels_apart() -> None:
         "p = Sigmoid (j)",
         "p = Add (j, one)",
         "p = Mul (j, j)",
+        "p = PRelu (j, j)",
         "p = ReduceMean <axes=[1], keepdims=1> (j)",
         "h = HardSwish (j)  p = Mul (j, h)",
         "p = Concat <axis=1> (j)",
