@@ -153,7 +153,7 @@ class _Joined:
         if node.op_type in PASSING_OPS:
             return read if read == data else []
         if node.op_type == "PRelu":
-            return data[:1] if read == data[:1] else []
+            return data[:1] if data[1] in self.index.initializers else []
         if node.op_type == "Clip":
             bounds = activation_bounds(node, self.index.constant)
             if bounds is None or bounds[0] != 0:
