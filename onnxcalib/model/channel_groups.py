@@ -23,6 +23,7 @@ PASSING_OPS = {
     "Add", "Sum",
 }  # fmt: skip
 GATES = {"Sigmoid", "HardSigmoid"}  # what channels may be multiplied by
+SIZES = {"Shape", "Size"}
 FLATTENING_OPS = {"Flatten", "Reshape", "Squeeze"}
 
 
@@ -134,7 +135,9 @@ class _Joined:
         return {name: limit for name, limit in self._limits.items() if self.root(name) == root}
 
     def pass_through(self, node: onnx.NodeProto) -> None:
-        """Joins what a node reads with what it makes, or refuses both."""
+        """Joins what a node reads with what it makes, or refuses both; sizes have no factors."""
+        if node.op_type in SIZES and not node.domain:
+            return
         read = [name for name in self.index.reads(node) if name not in self.index.initializers]
         passed = self._passed(node, read)
         if not passed:

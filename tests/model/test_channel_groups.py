@@ -96,8 +96,9 @@ def test_a_flattened_map_has_several_rows_of_a_channel() -> None:
     assert_scaled_alike(model, [(["one"], ["fc"])])
 
 
-def test_a_mean_over_places_keeps_channels_apart() -> None:
-    model = residual("m = Relu (j)  p = ReduceMean <axes=[-1,2], keepdims=1> (m)")
+def test_a_mean_over_places_keeps_channels_apart_and_sizes_have_no_factors() -> None:
+    model = residual("m = Relu (j)  z = Shape (m)  p = ReduceMean <axes=[-1,2], keepdims=1> (m)")
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.INT64, [4]))
     assert_scaled_alike(model, [(["stem", "branch"], ["branch", "head"])])
 
 
