@@ -17,6 +17,9 @@ Range = tuple[float, float]
 FloatArray = npt.NDArray[np.float64]
 
 PERCENTILE = 99.99
+# What clipping counts at eight bits: rounding errors of many values average out, those of a few clipped ones do not. By
+# `mse` alone 2 left 22 % less loss on unseen samples than 1 on ResNet-50, and 15, 6, 2, -1, -2 % less on five others.
+CLIPPING, CLIPPING_BITS = 2.0, 8
 _CANDIDATES = 96
 _BLOCK = 2**15  # values that are rounded at a time
 _SHARES = np.linspace(1.0, 0.25, 76)  # of the range between the extremes of a weight
@@ -49,7 +52,8 @@ def percentile(stats: TensorStatistics, _scheme: QuantScheme) -> Range:
 def mse(stats: TensorStatistics, scheme: QuantScheme) -> Range:
     """The range with the least squared rounding and clipping error, each sample's relative to its own energy.
 
-    Absolute errors would let the few samples with the largest values decide for all the others.
+    At eight bits clipping counts double. Absolute errors would let the few samples with the largest values decide for
+    all the others.
     """
     centres = _values(stats)[0]
     used = stats.relative > 0
@@ -150,6 +154,9 @@ def _histogram_errors(
         part = slice(start, start + step)
         off = rounding_errors(centres.reshape(1, -1), make_qparams(lows[part], highs[part], scheme, 0))
         np.multiply(off, off, out=off)
+        if scheme.bits >= CLIPPING_BITS:
+            outside = (centres < np.reshape(lows[part], (-1, 1))) | (centres > np.reshape(highs[part], (-1, 1)))
+            np.multiply(off, CLIPPING, out=off, where=outside)
         found[part] = [np.dot(counts, row) for row in off]
     return found
 

@@ -107,6 +107,26 @@ def test_mse_is_near_a_brute_force_search(values: np.ndarray, bits: int) -> None
     assert error(values, make_qparams(*mse(stats, kind), kind)) <= 1.1 * brute
 
 
+def test_what_is_clipped_counts_double_at_eight_bits() -> None:
+    values = np.exp(1.5 * gaussian(4, 4000))  # a long tail
+    relative = values.astype(np.float64) ** 2 / (values.astype(np.float64) ** 2).mean(axis=1, keepdims=True)
+
+    def best(kind: QuantScheme, cut: float) -> float:
+        """The top with the least error, values above it counting so many times."""
+        tops = np.linspace(0.02, 1.0, 400) * values.max()
+        losses = []
+        for top in tops:
+            off = fake_quantize(values, make_qparams(0.0, top, kind)).astype(np.float64) - values
+            weights = np.where(values > top, cut, 1.0) * relative / np.maximum(values.astype(np.float64) ** 2, 1e-30)
+            losses.append((weights * off**2).sum())
+        return float(tops[np.argmin(losses)])
+
+    for bits, cut in ((8, 2.0), (6, 1.0)):
+        kind = QuantScheme(bits, signed=False, symmetric=False)
+        found, other = mse(observed(values), kind)[1], best(kind, 3.0 - cut)
+        assert abs(found - best(kind, cut)) < abs(found - other), "which is what the other weight leads to"
+
+
 @pytest.mark.parametrize("values", [gaussian(), with_outlier(), np.maximum(gaussian(), 0), -np.abs(gaussian())])
 @pytest.mark.parametrize("kind", UNSIGNED, ids=str)
 def test_entropy_stays_within_the_extremes(values: np.ndarray, kind: QuantScheme) -> None:
