@@ -34,6 +34,7 @@ QUARTERS = 4  # to a factor of two
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # one tells an exponent
 MOST = len(DIGITS) - 1  # quarters
 METADATA = "onnxcalib.channel_exponents"
+LONGEST = 2**26  # of that, unpacked
 ONE = np.ones(1, np.float32)
 
 
@@ -132,9 +133,11 @@ def exponents_of(proto: onnx.ModelProto) -> dict[str, IntArray]:
     """What a file says of its channels; nothing where another tool wrote it."""
     try:
         packed = properties(proto).get(METADATA)
-        told = {} if packed is None else json.loads(zlib.decompress(base64.b85decode(packed), bufsize=1 << 20))
+        if packed is None:
+            return {}
+        told = json.loads(zlib.decompressobj().decompress(base64.b85decode(packed), LONGEST))
         return {name: np.array([DIGITS.index(digit) for digit in digits], np.int64) for name, digits in told.items()}
-    except (ValueError, AttributeError, TypeError, zlib.error):  # somebody else's use of our name
+    except (ValueError, AttributeError, TypeError, RecursionError, zlib.error):  # somebody else's use of our name
         return {}
 
 
