@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onnxcalib.algorithms.batchnorm import FloatStatistics, Tuned
 from onnxcalib.algorithms.float_rows import FloatRows
-from onnxcalib.algorithms.second_order import ChosenRounding, SecondOrder
+from onnxcalib.algorithms.second_order import ChosenRounding
 from onnxcalib.data import why_not_parted
 from onnxcalib.pipeline.job import Job
 from onnxcalib.pipeline.stages import (
@@ -52,31 +52,41 @@ class Roundings:
 def rounded_and_tuned(job: Job, plan: QuantPlan) -> Roundings:
     """The plan with batch-norm tuning, on the rounding whose held-out loss is the least after it.
 
-    What is clearly behind after a quick tuning does not get the whole one.
+    What is clearly behind after a quick tuning does not get the whole one; all others do, both strengths among them.
     """
     if not _tried(job, plan):
         return Roundings(batch_norm_tuning(job, plan))
     floats = FloatStatistics(job.model, job.layers, learned_from(job))
     job = replace(job, float_statistics=floats, quick_teacher=quick_teacher(job))
-    nearest, (rounded, found) = quick_tuning(job, plan), _best_strength(job, plan)
+    nearest, others = _Trial(None, plan, quick_tuning(job, plan).after), _second_order(job, plan)
     asked = job.recipe.weights.rounding is Rounding.SECOND_ORDER
-    if asked or CLEARLY * found.after <= nearest.after:
-        chosen = ChosenRounding(rounded.strength, nearest.after, found.after, rounded.skip_reasons)
-        return Roundings(batch_norm_tuning(job, rounded.plan), chosen)
-    whole = batch_norm_tuning(job, plan)
-    if CLEARLY * nearest.after > found.after:
-        other = batch_norm_tuning(job, rounded.plan)
-        if other.after < whole.after:
-            return Roundings(other, ChosenRounding(rounded.strength, whole.after, other.after, rounded.skip_reasons))
-    return Roundings(whole, ChosenRounding(None, whole.after, whole.after))
+    trials = others if asked else [nearest, *others]
+    least = min(trial.loss for trial in trials)
+    close = [trial for trial in trials if trial.loss < CLEARLY * least]
+    tuned = [(batch_norm_tuning(job, trial.plan), trial) for trial in close]
+    best, taken = min(tuned, key=lambda pair: pair[0].after)
+    before = next((found.after for found, trial in tuned if trial is nearest), None)
+    if taken is nearest:
+        return Roundings(best, ChosenRounding(None, best.after, best.after))
+    losses = (nearest.loss, taken.loss) if before is None else (before, best.after)
+    return Roundings(best, ChosenRounding(taken.strength, *losses, taken.skip_reasons))
 
 
-def _best_strength(job: Job, plan: QuantPlan) -> tuple[SecondOrder, Tuned]:
-    """The strength with the least loss after a quick tuning."""
+@dataclass(frozen=True)
+class _Trial:
+    """A rounding, and the held-out loss after a quick tuning."""
+
+    strength: float | None  # None: to nearest
+    plan: QuantPlan
+    loss: float
+    skip_reasons: tuple[str, ...] = ()
+
+
+def _second_order(job: Job, plan: QuantPlan) -> list[_Trial]:
+    """One at each strength."""
     with _with_float_rows(job) as sharing:
         rounded = [second_order_rounding(sharing, plan, strength) for strength in STRENGTHS]
-    tried = [(each, quick_tuning(job, each.plan)) for each in rounded]
-    return min(tried, key=lambda pair: pair[1].after)
+    return [_Trial(it.strength, it.plan, quick_tuning(job, it.plan).after, it.skip_reasons) for it in rounded]
 
 
 @contextlib.contextmanager
