@@ -87,6 +87,13 @@ def test_roundings_that_a_quick_tuning_does_not_tell_apart_get_the_whole_one(
     monkeypatch.setattr(
         rounding, "quick_tuning", lambda job, plan: dataclasses.replace(quick(job, plan), after=next(looks))
     )
+    whole, tuned = rounding.batch_norm_tuning, []
+
+    def tuning(job: object, plan: object) -> object:
+        tuned.append(whole(job, plan))
+        return tuned[-1]
+
+    monkeypatch.setattr(rounding, "batch_norm_tuning", tuning)
     data = {"x": spread * correlated_data(conv_net(), 48)["x"]}
     losses = {}
     for way in (Rounding.AUTO, Rounding.SECOND_ORDER, Rounding.NEAREST):
@@ -95,6 +102,9 @@ def test_roundings_that_a_quick_tuning_does_not_tell_apart_get_the_whole_one(
         losses[way] = result.tuned.after
     assert losses[Rounding.SECOND_ORDER] != losses[Rounding.NEAREST]
     assert losses[Rounding.AUTO] == min(losses.values())
+    found = [each.after for each in tuned]
+    assert len(found) == 3 + 2 + 1, "both strengths, and to nearest where that is open"
+    assert [losses[Rounding.AUTO], losses[Rounding.SECOND_ORDER]] == [min(found[:3]), min(found[3:5])]
 
 
 def stages_of(model: onnx.ModelProto, recipe: Recipe, samples: int) -> list[str]:
