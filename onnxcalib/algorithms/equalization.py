@@ -25,6 +25,9 @@ from onnxcalib.runtime.session import DRAWN_BYTES, Session, fitting_batch, strea
 FloatArray = npt.NDArray[np.float64]
 
 SAMPLES = 256
+# That tell ranges of channels well enough to scale them before layers whose weights pay for it: ResNet-20 at w4a4 lost
+# 35 % more by it with four and half again with one, a fifth less with sixteen; with eight it went either way.
+ENOUGH = 16
 VALUES = 2048  # of a channel that are looked at, as many of each sample
 
 
@@ -43,6 +46,8 @@ def measure_channels(
     progress: Progress,
 ) -> Equalization:
     """Requires groups that can be equalized, and what layers will have; those that are even already are left out."""
+    if len(data) < ENOUGH:
+        groups = [group for group in groups if group.is_free]
     if not groups:
         return Equalization({})
     found: dict[str, IntArray] = {}

@@ -61,8 +61,8 @@ def rounded_and_tuned(job: Job, plan: QuantPlan) -> Roundings:
     nearest, others = _Trial(None, plan, quick_tuning(job, plan).after), _second_order(job, plan)
     asked = job.recipe.weights.rounding is Rounding.SECOND_ORDER
     trials = others if asked else [nearest, *others]
-    least = min(trial.loss for trial in trials)
-    close = [trial for trial in trials if trial.loss < CLEARLY * least]
+    first = min(trials, key=lambda trial: trial.loss)
+    close = [trial for trial in trials if trial is first or trial.loss < CLEARLY * first.loss]
     tuned = [(batch_norm_tuning(job, trial.plan), trial) for trial in close]
     best, taken = min(tuned, key=lambda pair: pair[0].after)
     before = next((found.after for found, trial in tuned if trial is nearest), None)

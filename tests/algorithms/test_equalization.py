@@ -188,6 +188,12 @@ def test_quiet_channels_are_raised_as_far_as_weights_can_bear(bits: str, strengt
     assert best_exponents(group, seen, room, readers, {layer.name: Precision.parse(bits)})[-1] <= 2
 
 
+@pytest.mark.parametrize(("samples", "found"), [(15, {"stem"}), (16, {"stem", "depth"})])
+def test_few_samples_scale_channels_only_where_it_costs_nothing(samples: int, found: set[str]) -> None:
+    model = separable("Relu (b1)", reads="x")
+    assert set(equalization(job_on(model, feed_for(model, samples), "w8a4")).exponents) == found
+
+
 def test_a_weight_that_two_layers_share_stays_as_it_is() -> None:
     model = build(
         """
