@@ -76,11 +76,16 @@ def test_an_unknown_method_is_named(tool: str, tmp_path: Path) -> None:
     assert "magic" in done.stderr
 
 
+def study_of(tool: str, folder: Path) -> list[str]:
+    """The command of a tool on a small network with forty samples."""
+    onnx.save(conv_net(), folder / "net.onnx")
+    np.savez(folder / "data.npz", **correlated_data(conv_net(), 40))
+    return [sys.executable, str(TOOLS / tool), *(str(folder / it) for it in ("net.onnx", "data.npz"))]
+
+
 def test_plans_are_judged_by_all_three_sets_of_samples(tmp_path: Path) -> None:
     """Where samples are no images, their forms are what they are."""
-    onnx.save(conv_net(), tmp_path / "net.onnx")
-    np.savez(tmp_path / "data.npz", **correlated_data(conv_net(), 40))
-    command = [sys.executable, str(TOOLS / "judging.py"), *(str(tmp_path / it) for it in ("net.onnx", "data.npz"))]
+    command = study_of("judging.py", tmp_path)
     done = subprocess.run(
         [*command, "--calibrate", "24", "--steps", "1"], capture_output=True, text=True, check=True
     ).stdout
@@ -170,9 +175,7 @@ def test_points_of_a_method_leave_out_sizes_that_it_does_not_reach(
 
 
 def test_equalization_is_measured_beside_none_of_it(tmp_path: Path) -> None:
-    onnx.save(conv_net(), tmp_path / "net.onnx")
-    np.savez(tmp_path / "data.npz", **correlated_data(conv_net(), 40))
-    command = [sys.executable, str(TOOLS / "equalizing.py"), *(str(tmp_path / it) for it in ("net.onnx", "data.npz"))]
+    command = study_of("equalizing.py", tmp_path)
     done = subprocess.run(
         [*command, "--calibrate", "24", "--bits", "w8a4"], capture_output=True, text=True, check=True
     ).stdout

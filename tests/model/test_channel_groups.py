@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import onnx
 import pytest
@@ -34,8 +32,7 @@ def assert_scaled_alike(float_model: onnx.ModelProto, names: list[tuple[list[str
         drawn = np.random.default_rng(number).integers(0, 12, group.channels)
         exponents |= {maker.name: drawn for maker in group.makers}
     scaled = equalized(model, exponents)
-    before, after = (np.concatenate([_weights(each)]) for each in (model, scaled))
-    assert not np.allclose(before, after)
+    assert not np.allclose(_weights(model), _weights(scaled))
     feed = feed_for(float_model, 4)
     reference, found = (run(each.proto, feed)["y"] for each in (model, scaled))
     np.testing.assert_allclose(found, reference, rtol=0, atol=1e-5 * np.abs(reference).max())
@@ -139,4 +136,4 @@ def test_layers_of_a_group_that_say_different_things_are_left_alone() -> None:
     model = prepared(residual("p = Relu (j)"))
     told = {"stem": np.ones(8, np.int64), "branch": np.zeros(8, np.int64)}
     np.testing.assert_array_equal(_weights(equalized(model, told)), _weights(model))
-    assert equalized(replace(model), {"stem": np.ones(8, np.int64)}).batch_norms == model.batch_norms
+    assert equalized(model, {"stem": np.ones(8, np.int64)}).batch_norms == model.batch_norms
